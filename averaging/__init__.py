@@ -1,0 +1,1 @@
+"""Fragments, codecs, trees and rounds: how peers average parameters."""

@@ -1,0 +1,368 @@
+"""The numbers that a peer holds of one fragment, and the moves that conserve progress.
+
+For a learner's parameters theta, at any moment (schedules.md section 1)::
+
+    L = residual + (retained contributions, less what of them was returned) + (ref - theta)
+
+An inner step changes L by its progress; a hand-in moves progress from (ref - theta) to a
+contribution and the residual; settling moves a share of a contribution back; adopting an anchor, of
+whatever lineage, moves theta and ref together. So progress is in one place at a time, and nothing
+here knows about lineages: *when* to settle and forget is the exchange's to decide.
+
+Nothing here reads clocks, files or sockets. One thread at a time may use a
+:class:`FragmentBuffers`; anchors are immutable, so any number of threads may read one and compute
+the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dugnad.averaging.codecs import CODECS, Codec, CodecError, leaf_bounds
+from dugnad.averaging.outer import OuterState, Rates, step_leaf
+from dugnad.averaging.tree import (
+    LEAF_PARAMS,
+    Bytes,
+    Vector,
+    array_bytes,
+    array_leaf_hashes,
+    leaf_hash,
+    leaf_hashes,
+    param_bounds,
+    root_of,
+)
+
+RESIDUAL_BOUND: Final = 64.0
+"""The residual's norm may be this many times the median norm of recent progress.
+
+Sparse codecs that send 1 to 2 % leave up to 64 hand-ins of progress waiting. Guess, to be measured.
+"""
+
+HAND_INS_BEFORE_BOUND: Final = 8
+"""Hand-ins before the bound works: a median of fewer says little."""
+
+RECENT_HAND_INS: Final = 32
+"""Hand-ins whose norms make the median; those without any progress are left out."""
+
+RETAINED_MAX: Final = 64
+"""Contributions held for settling: F + S versions is 6, the rest is room for a peer cut off."""
+
+
+class BuffersError(ValueError):
+    """A move that would break the accounts, with the reason; the buffers are as they were."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnchorState:
+    """A fragment's agreed parameters and outer momentum at one version, with their roots.
+
+    The arrays are read-only. Two states are equal when their roots are.
+    """
+
+    theta: Vector
+    momentum: Vector
+    theta_root: bytes
+    momentum_root: bytes
+    theta_leaves: tuple[bytes, ...]
+    momentum_leaves: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, theta: Vector, momentum: Vector) -> AnchorState:
+        """Return the state of these arrays, hashed and copied."""
+        if theta.size != momentum.size or not theta.size:
+            raise BuffersError(f"{theta.size} parameters with {momentum.size} momenta")
+        for array in (theta, momentum):
+            if array.dtype != np.float32 or array.ndim != 1 or not np.isfinite(array).all():
+                raise BuffersError("an anchor that is not flat, float32 and finite")
+        hashes = array_leaf_hashes(theta), array_leaf_hashes(momentum)
+        return _sealed(theta.copy(), momentum.copy(), *hashes)
+
+    @classmethod
+    def fresh(cls, theta: Vector) -> AnchorState:
+        """Return version 0: these parameters, no momentum."""
+        return cls.of(theta, np.zeros_like(theta))
+
+
+@dataclass(frozen=True, slots=True)
+class HandIn:
+    """One contribution as made, and what making it left behind. Norms are Euclidean."""
+
+    seq: int
+    payload: bytes
+    payload_root: bytes
+    leaf_hashes: tuple[bytes, ...]
+    progress_norm: float
+    residual_norm: float
+    dropped_norm: float
+
+
+@dataclass(slots=True)
+class Retained:
+    """A contribution that may still be settled: what was sent and what share came back."""
+
+    payload: bytes
+    codec: str
+    returned: float = 0.0
+
+
+class FragmentBuffers:
+    """One peer's anchor, reference, residual and unsettled contributions of one fragment."""
+
+    def __init__(self, anchor: AnchorState) -> None:
+        """Start at ``anchor``: the learner's parameters must be ``anchor.theta``."""
+        self.anchor = anchor
+        self.ref: Vector = anchor.theta
+        self.residual: Vector = np.zeros(anchor.theta.size, np.float32)
+        self.retained: dict[int, Retained] = {}
+        self.last_seq = -1
+        self.dropped_norm = 0.0
+        """Sum of the norms of all that the residual's bound dropped: progress that is gone."""
+        self._recent: deque[float] = deque(maxlen=RECENT_HAND_INS)
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return self.residual.size
+
+    def hand_in(self, seq: int, learner_theta: Vector, codec: Codec) -> HandIn:
+        """Move the learner's new progress into contribution ``seq`` and the residual.
+
+        Raises :class:`BuffersError` for a seq that does not rise, too many retained contributions,
+        another size, or parameters that are not finite.
+        """
+        self._check_hand_in(seq, learner_theta)
+        progress = self.ref - learner_theta
+        progress_norm = _norm(progress)
+        if not math.isfinite(progress_norm):
+            raise BuffersError("the learner's parameters are not finite")
+        total = np.add(self.residual, progress, out=progress)
+        try:
+            payload = codec.encode(total)
+        except CodecError as fault:
+            raise BuffersError(f"progress cannot be encoded: {fault.reason}") from fault
+        _add_decoded(total, payload, codec, -1.0)
+        self.residual = total
+        self.ref = learner_theta.copy()
+        self.last_seq = seq
+        self.retained[seq] = Retained(payload, codec.name)
+        if progress_norm > 0.0:
+            self._recent.append(progress_norm)
+        residual_norm, dropped = self._bound_residual()
+        hashes = leaf_hashes(payload, leaf_bounds(codec, self.size))
+        return HandIn(
+            seq,
+            payload,
+            root_of(hashes),
+            hashes,
+            progress_norm,
+            residual_norm,
+            dropped_norm=dropped,
+        )
+
+    def settle(self, seq: int, fraction: float) -> None:
+        """See to it that just ``fraction`` of contribution ``seq`` is back in the residual.
+
+        0 when it is listed in full, 1 - k when listed with clip factor k, 1 when it never will be.
+        May be called again with another share, as when the peer changes to another lineage.
+        """
+        if not 0.0 <= fraction <= 1.0:
+            raise BuffersError(f"a share of {fraction}")
+        kept = self.retained.get(seq)
+        if kept is None:
+            raise BuffersError(f"contribution {seq} is not retained")
+        if fraction != kept.returned:
+            codec = CODECS[kept.codec]
+            _add_decoded(self.residual, kept.payload, codec, fraction - kept.returned)
+            kept.returned = fraction
+
+    def forget(self, seq: int) -> None:
+        """Let go of a contribution whose settlement is final; unknown ones are none."""
+        self.retained.pop(seq, None)
+
+    @staticmethod
+    def advance(
+        state: AnchorState, payload: Bytes, codec: Codec, *, eta_bits: int, mu_bits: int
+    ) -> AnchorState:
+        """Return the anchor after the merge with this payload, hashed; changes nothing.
+
+        Leaf by leaf, so that each is decoded, stepped and hashed while in the cache. Raises
+        :class:`~dugnad.averaging.codecs.CodecError` for a payload that is not one of this size and
+        :class:`~dugnad.averaging.outer.OuterError` for rates or results out of range.
+        """
+        rates = Rates.of_bits(eta_bits=eta_bits, mu_bits=mu_bits)
+        n = state.theta.size
+        view = memoryview(payload).cast("B")
+        if len(view) != codec.encoded_size(n):
+            raise CodecError(f"{len(view)} bytes where {codec.encoded_size(n)} were due")
+        theta, momentum = np.empty(n, np.float32), np.empty(n, np.float32)
+        leaf_theta, leaf_momentum = [], []
+        gradient, scratch = np.empty((2, min(n, LEAF_PARAMS)), np.float32)
+        for (start, stop), (first, last) in zip(
+            param_bounds(n), leaf_bounds(codec, n), strict=True
+        ):
+            part, length = slice(start, stop), stop - start
+            codec.decode(view[first:last], length, gradient[:length])
+            before = OuterState(state.theta[part], state.momentum[part])
+            after = OuterState(theta[part], momentum[part])
+            step_leaf(before, gradient[:length], rates, after, scratch[:length])
+            leaf_theta.append(leaf_hash(array_bytes(after.theta)))
+            leaf_momentum.append(leaf_hash(array_bytes(after.momentum)))
+        return _sealed(theta, momentum, tuple(leaf_theta), tuple(leaf_momentum))
+
+    def adopt(self, state: AnchorState) -> Vector:
+        """Make ``state`` the anchor; return what is to be added to the learner's parameters.
+
+        What the learner learned since its last hand-in stays on top. ``state`` may be of any
+        lineage.
+        """
+        if state.theta.size != self.size:
+            raise BuffersError(f"an anchor of {state.theta.size} parameters for {self.size}")
+        delta = state.theta - self.ref
+        self.anchor = state
+        self.ref = state.theta
+        return delta
+
+    def add_residual(self, vector: Vector) -> None:
+        """Add to the residual: a home puts the rounding of its merged payload back this way."""
+        if vector.shape != self.residual.shape or vector.dtype != np.float32:
+            raise BuffersError(f"{vector.dtype} of shape {vector.shape} for {self.size} parameters")
+        if not np.isfinite(vector).all():
+            raise BuffersError("a residual that is not finite")
+        np.add(self.residual, vector, out=self.residual)
+
+    def export(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Return all state as arrays for a snapshot; those that may change later are copied."""
+        arrays: dict[str, npt.NDArray[np.generic]] = {
+            "theta": self.anchor.theta,
+            "momentum": self.anchor.momentum,
+            "ref": self.ref,
+            "residual": self.residual.copy(),
+            "last_seq": np.array([self.last_seq], np.int64),
+            "dropped_norm": np.array([self.dropped_norm], np.float64),
+            "recent_norms": np.array(self._recent, np.float64),
+        }
+        for seq, kept in self.retained.items():
+            arrays[f"retained/{seq}/{kept.codec}"] = np.frombuffer(kept.payload, np.uint8)
+            arrays[f"returned/{seq}"] = np.array([kept.returned], np.float64)
+        return arrays
+
+    @classmethod
+    def restore(cls, arrays: Mapping[str, npt.NDArray[np.generic]]) -> FragmentBuffers:
+        """Return the buffers that :meth:`export` described.
+
+        Raises :class:`BuffersError` if something is missing or cut. Roots are computed anew, so the
+        caller can compare them with a header's.
+        """
+        try:
+            theta, momentum = _float32(arrays["theta"]), _float32(arrays["momentum"])
+            buffers = cls(AnchorState.of(theta, momentum))
+            buffers.ref = _float32(arrays["ref"]).copy()
+            buffers.residual = _float32(arrays["residual"]).copy()
+            buffers.last_seq = int(arrays["last_seq"][0])
+            buffers.dropped_norm = float(arrays["dropped_norm"][0])
+            buffers._recent.extend(float(norm) for norm in arrays["recent_norms"])
+            buffers.retained = _restored(arrays, theta.size)
+        except (KeyError, IndexError) as fault:
+            raise BuffersError(f"a snapshot without {fault}") from fault
+        for array in (buffers.ref, buffers.residual):
+            if array.shape != theta.shape or not np.isfinite(array).all():
+                raise BuffersError("a snapshot with a reference or residual that does not fit")
+        return buffers
+
+    def _check_hand_in(self, seq: int, learner_theta: Vector) -> None:
+        if seq <= self.last_seq:
+            raise BuffersError(f"seq {seq} after {self.last_seq}")
+        if len(self.retained) >= RETAINED_MAX:
+            raise BuffersError(f"{RETAINED_MAX} contributions are waiting to be settled")
+        if learner_theta.shape != (self.size,) or learner_theta.dtype != np.float32:
+            raise BuffersError(
+                f"{learner_theta.dtype} of shape {learner_theta.shape} for {self.size} parameters"
+            )
+
+    def _bound_residual(self) -> tuple[float, float]:
+        """Shrink a residual beyond its bound; return its norm and the norm of what was dropped."""
+        norm = _norm(self.residual)
+        if len(self._recent) < HAND_INS_BEFORE_BOUND:
+            return norm, 0.0
+        limit = RESIDUAL_BOUND * median(self._recent)
+        if norm <= limit:
+            return norm, 0.0
+        np.multiply(self.residual, np.float32(limit / norm), out=self.residual)
+        self.dropped_norm += norm - limit
+        return limit, norm - limit
+
+
+def _sealed(
+    theta: Vector,
+    momentum: Vector,
+    theta_leaves: tuple[bytes, ...],
+    momentum_leaves: tuple[bytes, ...],
+) -> AnchorState:
+    """Return the state of arrays that nobody else holds, made read-only."""
+    theta.flags.writeable = False
+    momentum.flags.writeable = False
+    return AnchorState(
+        theta=theta,
+        momentum=momentum,
+        theta_root=root_of(theta_leaves),
+        momentum_root=root_of(momentum_leaves),
+        theta_leaves=theta_leaves,
+        momentum_leaves=momentum_leaves,
+    )
+
+
+def _restored(arrays: Mapping[str, npt.NDArray[np.generic]], n: int) -> dict[int, Retained]:
+    """Return the retained contributions of a snapshot, in order of seq."""
+    found = {}
+    for key, array in arrays.items():
+        kind, _, rest = key.partition("/")
+        if kind != "retained":
+            continue
+        seq, _, codec = rest.partition("/")
+        payload = array.tobytes()
+        if not seq.isdecimal() or codec not in CODECS:
+            raise BuffersError(f"a snapshot with an unknown contribution {key!r}")
+        if len(payload) != CODECS[codec].encoded_size(n):
+            raise BuffersError(f"a snapshot with a cut contribution {key!r}")
+        found[int(seq)] = Retained(payload, codec, float(arrays[f"returned/{seq}"][0]))
+    return dict(sorted(found.items()))
+
+
+def _add_decoded(target: Vector, payload: bytes, codec: Codec, share: float) -> None:
+    """Add ``share`` times the decoded payload to ``target``, leaf by leaf."""
+    n = target.size
+    view = memoryview(payload)
+    scratch = np.empty(min(n, LEAF_PARAMS), np.float32)
+    factor = np.float32(share)
+    for (start, stop), (first, last) in zip(param_bounds(n), leaf_bounds(codec, n), strict=True):
+        part = codec.decode(view[first:last], stop - start, scratch[: stop - start])
+        np.multiply(part, factor, out=part)
+        np.add(target[start:stop], part, out=target[start:stop])
+
+
+def _norm(vector: Vector) -> float:
+    """Return the Euclidean norm, summed in float64: infinite or NaN if an element is."""
+    total = 0.0
+    for start, stop in param_bounds(vector.size):
+        wide = vector[start:stop].astype(np.float64)
+        total += float(np.dot(wide, wide))
+    return math.sqrt(total)
+
+
+def _float32(array: npt.NDArray[np.generic]) -> Vector:
+    """Return a snapshot's array if it is float32."""
+    if array.dtype != np.float32:
+        raise BuffersError(f"a snapshot with {array.dtype} where float32 was due")
+    return array.view(np.float32)

@@ -1,0 +1,165 @@
+"""One peer's own contributions to one fragment: when to hand in, where to send, what comes back.
+
+Rules 2, 3 and 8 of DESIGN.md section 8. A contribution is in one place at a time: in flight,
+listed, or returned; which of them follows from the chain of the head alone, so that a switch of
+lineage only has to ask again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from dugnad.averaging.events import Forget, HandedIn, HandIn, SendContribution, Settle
+from dugnad.averaging.formats import Contribution, UnitPiece
+from dugnad.averaging.view import View
+from dugnad.dht.ids import PeerId
+
+IN_FLIGHT_MAX: Final = 4
+"""Contributions under way at once: S = 2 versions may still list one, plus one being made."""
+RESEND_S: Final = 0.5
+"""A failed sending is tried again this much later; the roster tells of a real loss sooner."""
+EMPTY_RETRY_SHARE: Final = 0.25
+"""A learner without progress is asked again after this share of an interval."""
+
+
+@dataclass(slots=True)
+class Own:
+    """One of my contributions."""
+
+    contribution: Contribution
+    pieces: tuple[UnitPiece, ...]
+    share: float = 0.0
+    """What part of it is back in the residual."""
+    sent: dict[PeerId, str] = field(default_factory=dict)
+    """Peer -> 'sending', 'accepted', 'refused' or 'lost'."""
+    retry_at: float = 0.0
+
+
+class Contributor:
+    """Decides about my own contributions; reads the shared view, appends actions to it."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.own: dict[int, Own] = {}
+        self.making: int | None = None
+        self.next_seq = view.settings.first_seq
+        self.ready = False
+        self.ask_at = 0.0
+        self.last_base: bytes | None = None
+        self.final_made = False
+
+    def handed_in(self, event: HandedIn) -> None:
+        """The learner's progress is encoded (or there was none)."""
+        if event.seq != self.making:
+            return
+        self.making = None
+        if event.contribution is None:
+            self.ask_at = self.view.now + self.view.interval_s * EMPTY_RETRY_SHARE
+            self.final_made = self.final_made or self.view.leaving
+            return
+        self.own[event.seq] = Own(event.contribution, event.pieces)
+        self.last_base = event.contribution.base_digest
+        if self.view.leaving:
+            self.final_made = True
+
+    def send_done(self, seq: int, to: PeerId, refusal: str) -> None:
+        """The receiver answered."""
+        own = self.own.get(seq)
+        if own is not None:
+            own.sent[to] = "refused" if refusal else "accepted"
+            if refusal:
+                self.view.note("refused", f"a contribution was refused: {refusal}")
+
+    def send_lost(self, seq: int, to: PeerId) -> None:
+        """The stream broke; it may or may not have arrived, and sending twice does no harm."""
+        own = self.own.get(seq)
+        if own is not None and own.sent.get(to) == "sending":
+            own.sent[to] = "lost"
+            own.retry_at = self.view.now + RESEND_S
+
+    def settle(self) -> None:
+        """Ask the head's chain again what became of each contribution (rule 8)."""
+        view = self.view
+        horizon = view.settings.lineage.staleness + view.settings.lineage.horizon
+        for seq in sorted(self.own):
+            own = self.own[seq]
+            c = own.contribution
+            share = view.lineage.returned_share(view.head, (c.peer, seq), c.base)
+            if share != own.share:
+                own.share = share
+                view.out.append(Settle(seq, share))
+            if view.head.version > c.base + horizon:
+                del self.own[seq]
+                view.out.append(Forget(seq))
+
+    def open(self) -> list[int]:
+        """Seqs that the version after the head may still list and that it does not list yet."""
+        view = self.view
+        return [
+            seq
+            for seq, own in sorted(self.own.items())
+            if own.share == 0.0
+            and not view.lineage.judge_contribution(
+                own.contribution, view.head, fresh_seq=True
+            )
+        ]
+
+    def act(self) -> None:
+        """Hand in when due; send what is open to whoever is home."""
+        view = self.view
+        if view.now >= view.quiet_until:
+            self._hand_in()
+            self._send()
+
+    def _hand_in(self) -> None:
+        view = self.view
+        due = view.now >= view.due_at and view.now >= self.ask_at
+        wanted = due and self.last_base != view.head.digest
+        if view.leaving:
+            wanted = not self.final_made
+        if not wanted or not self.ready or self.making is not None:
+            return
+        in_flight = sum(1 for own in self.own.values() if own.share == 0.0)
+        if len(self.open()) >= IN_FLIGHT_MAX and in_flight >= IN_FLIGHT_MAX and not view.leaving:
+            return
+        self.making = self.next_seq
+        self.next_seq += 1
+        view.out.append(HandIn(self.making, view.head.version, view.head.digest))
+
+    def _send(self) -> None:
+        view = self.view
+        home = view.current_home()
+        if home is None or home == view.me:
+            return
+        for seq in self.open():
+            own = self.own[seq]
+            state = own.sent.get(home)
+            if state is None or (state == "lost" and view.now >= own.retry_at):
+                own.sent[home] = "sending"
+                view.out.append(SendContribution(seq, home))
+
+    def forget_peer(self, peer: PeerId) -> None:
+        """A lost peer has lost what it accepted, too."""
+        for own in self.own.values():
+            own.sent.pop(peer, None)
+
+    def delivered(self) -> bool:
+        """Whether everything that can still be listed is in somebody else's hands."""
+        if self.making is not None or (self.view.leaving and self.ready and not self.final_made):
+            return False
+        return all(
+            any(state in ("accepted", "refused") for state in self.own[seq].sent.values())
+            for seq in self.open()
+        )
+
+    def deadline(self) -> float | None:
+        """When :meth:`act` may have something new to do without any event."""
+        view, times = self.view, []
+        if self.ready and self.making is None and self.last_base != view.head.digest:
+            times.append(max(view.due_at, self.ask_at, view.quiet_until))
+        for seq in self.open():
+            own = self.own[seq]
+            if "lost" in own.sent.values():
+                times.append(max(own.retry_at, view.quiet_until))
+        return min(times) if times else None

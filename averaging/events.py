@@ -1,0 +1,353 @@
+"""What the exchange core is told and what it asks for: plain data, both ways.
+
+The shell performs actions in order. Work outside the core (handing in, merging, fetching, signing)
+comes back as an event that names what it answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dugnad.averaging.formats import (
+    Ack,
+    Checkpoint,
+    CommitRecord,
+    Contribution,
+    Header,
+    HeadRow,
+    Input,
+    Message,
+    UnitPiece,
+)
+from dugnad.dht.ids import PeerId
+
+Key = tuple[bytes, int]
+"""(peer, seq): with the fragment, the identity of a contribution."""
+
+
+# --- events -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """A peer is live. ``can_home``: it may merge (a full peer that others can reach)."""
+
+    peer: PeerId
+    can_home: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDown:
+    """A peer is lost or has left."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """The core's deadline has come (spurious ones do no harm)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The merge interval in seconds, and how far the wall clock is ahead of ``now``."""
+
+    interval_s: float
+    wall_offset_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerState:
+    """Whether there is a learner whose progress can be handed in."""
+
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HandedIn:
+    """Answers :class:`HandIn`: the signed contribution, or None when there was no progress."""
+
+    seq: int
+    contribution: Contribution | None
+    pieces: tuple[UnitPiece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendDone:
+    """Answers :class:`SendContribution`: '' when accepted, else why not."""
+
+    seq: int
+    to: PeerId
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendLost:
+    """Answers :class:`SendContribution`: the stream failed; nobody knows whether it arrived."""
+
+    seq: int
+    to: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionIn:
+    """Somebody's contribution has arrived in full, checked against its root and signature."""
+
+    contribution: Contribution
+    pieces: tuple[UnitPiece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Answers :class:`Merge`: what the commit will say. ``bad`` are inputs that cannot be used."""
+
+    parent: bytes
+    inputs: tuple[Input, ...]
+    codec: str
+    payload_root: bytes
+    payload_bytes: int
+    theta_root: bytes
+    momentum_root: bytes
+    bad: tuple[tuple[Key, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """Answers :class:`Sign`: the header with its signature, promised on disk before."""
+
+    record: CommitRecord
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SignRefused:
+    """Answers :class:`Sign`: another header on top of this parent was promised before."""
+
+    parent: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CommitIn:
+    """A commit with valid signatures, from ``sender``."""
+
+    sender: PeerId
+    record: CommitRecord
+
+
+@dataclass(frozen=True, slots=True)
+class CommitsIn:
+    """An answer to :class:`WantCommits`, signatures valid; oldest first."""
+
+    sender: PeerId
+    records: tuple[CommitRecord, ...]
+    checkpoint: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class AckIn:
+    """A witness ack with a valid signature (one's own included)."""
+
+    ack: Ack
+
+
+@dataclass(frozen=True, slots=True)
+class HeadIn:
+    """A peer said which head it has."""
+
+    sender: PeerId
+    row: HeadRow
+
+
+@dataclass(frozen=True, slots=True)
+class CommitsWanted:
+    """A peer asks for the chain that ends in ``digest``."""
+
+    sender: PeerId
+    digest: bytes
+    known: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Obtained:
+    """Answers :class:`Obtain`: the anchors after this commit are held and match its roots."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ObtainFailed:
+    """Answers :class:`Obtain`. ``lied``: complete and verified bytes give other roots."""
+
+    digest: bytes
+    reason: str
+    lied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveNow:
+    """Hand in what there is to somebody else, take on no duty any more."""
+
+
+Event = (
+    PeerUp
+    | PeerDown
+    | Timer
+    | Pace
+    | LearnerState
+    | HandedIn
+    | SendDone
+    | SendLost
+    | ContributionIn
+    | Merged
+    | Signed
+    | SignRefused
+    | CommitIn
+    | CommitsIn
+    | AckIn
+    | HeadIn
+    | CommitsWanted
+    | Obtained
+    | ObtainFailed
+    | LeaveNow
+)
+
+
+# --- actions ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HandIn:
+    """Copy the learner's fragment out and make contribution ``seq`` on this base."""
+
+    seq: int
+    base: int
+    base_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SendContribution:
+    """Send own contribution ``seq`` with its payload."""
+
+    seq: int
+    to: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Merge these contributions, in this order, on top of ``parent``."""
+
+    parent: bytes
+    version: int
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Promise and sign this header (its signature is empty)."""
+
+    header: Header
+    inputs: tuple[Input, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Sign a witness ack for this commit, send it to everybody and hand it back as an event."""
+
+    version: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a control message to one peer."""
+
+    to: PeerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Send a control message to every live peer."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Obtain:
+    """Get the anchors after ``header``: by its payload on top of the parent, or as whole state."""
+
+    digest: bytes
+    header: Header
+    sources: tuple[PeerId, ...]
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """``share`` of contribution ``seq`` is back in the residual from now on (0 to 1)."""
+
+    seq: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Contribution ``seq`` is settled for good; its payload is not needed any more."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """``digest`` is the head now: its anchors become the learner's base.
+
+    ``undone`` (newest first) and ``applied`` (oldest first) lead from the old head to the new one;
+    with ``gap`` the chain between them is not known.
+    """
+
+    digest: bytes
+    version: int
+    undone: tuple[bytes, ...]
+    applied: tuple[CommitRecord, ...]
+    gap: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DropPayload:
+    """A foreign contribution is not needed any more."""
+
+    key: Key
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropState:
+    """The anchors after this commit are not needed any more."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something a person may want to know, in plain words."""
+
+    kind: str
+    text: str
+
+
+Action = (
+    HandIn
+    | SendContribution
+    | Merge
+    | Sign
+    | Acknowledge
+    | Send
+    | Broadcast
+    | Obtain
+    | Settle
+    | Forget
+    | Adopt
+    | DropPayload
+    | DropState
+    | Note
+)

@@ -1,0 +1,407 @@
+"""Following the others: which commits to get, to witness, and to take as the head.
+
+Rules 6, 7, 10 and 12 of DESIGN.md section 8. A commit becomes the head when its anchors are held
+and match its roots, when a member other than its home vouches for it, and when it is better than
+the present head.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dugnad.averaging.events import (
+    Acknowledge,
+    AckIn,
+    Adopt,
+    CommitsIn,
+    CommitsWanted,
+    DropState,
+    HeadIn,
+    Obtain,
+    ObtainFailed,
+    Send,
+)
+from dugnad.averaging.formats import (
+    ACKS_MAX,
+    COMMITS_PER_REPLY_MAX,
+    Ack,
+    Announce,
+    Checkpoint,
+    CommitRecord,
+    Commits,
+    HeadRow,
+    Heads,
+    WantCommits,
+    header_digest,
+)
+from dugnad.averaging.lineage import Node
+from dugnad.averaging.view import View
+from dugnad.dht.ids import PeerId
+
+CATCH_UP_MAX: Final = 8
+"""Further behind than this, whole anchors are cheaper than payload after payload."""
+WITNESSES_ENOUGH: Final = 3
+"""Nobody adds an ack to a commit that has this many."""
+ASK_AGAIN_S: Final = 2.0
+"""A chain that was asked for and did not come is asked for again after this."""
+BAD_MAX: Final = 256
+"""Digests remembered as refused."""
+BACKOFF_FIRST_S: Final = 0.5
+BACKOFF_MAX_S: Final = 8.0
+"""Between tries to get a payload that nobody served: 0.5, 1, 2, 4, 8 s."""
+STATES_KEPT: Final = 2
+"""Anchors kept: the head's and its parent's, so that a sibling can be computed without a fetch."""
+
+
+class Follower:
+    """Decides what to fetch, witness and adopt; reads and writes the shared view."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.bad: dict[bytes, str] = {}
+        self.asked: dict[bytes, float] = {}
+        self.failed: dict[bytes, tuple[float, float]] = {}
+        """Digest -> (try again at, last back-off)."""
+        self.getting: bytes | None = None
+        self.acks: dict[bytes, dict[bytes, Ack]] = {}
+        self.acknowledged: dict[bytes, None] = {}
+        self.seen: dict[bytes, float] = {}
+        self.dirty = True
+
+    # -- what arrives --------------------------------------------------------------------------
+
+    def commit_in(self, sender: PeerId, record: CommitRecord) -> bool:
+        """Judge and keep a commit; ask for its chain when its parent is unknown."""
+        view = self.view
+        digest = header_digest(record.header, view.settings.lineage.run)
+        if digest in self.bad:
+            return False
+        view.holds(sender, digest)
+        self.failed.pop(digest, None)
+        self.seen.setdefault(digest, view.now)
+        if view.lineage.get(digest) is None:
+            if view.lineage.get(record.header.parent) is None:
+                self._ask(sender, digest)
+                return False
+            reason = view.lineage.judge(record, view.wall_ms)
+            if reason:
+                self._refuse(digest, f"a commit is refused: {reason}")
+                return False
+            view.lineage.add(record, digest)
+        self._keep_acks(digest, record.acks)
+        self.dirty = True
+        return True
+
+    def commits_in(self, event: CommitsIn) -> None:
+        """An answer with a chain, oldest first, maybe on top of a checkpoint."""
+        view = self.view
+        if event.checkpoint is not None:
+            self._checkpoint(event.sender, event.checkpoint)
+        for record in event.records:
+            if view.lineage.get(record.header.parent) is None:
+                break
+            digest = header_digest(record.header, view.settings.lineage.run)
+            self.seen.setdefault(digest, self._made_at(record))
+            if not self.commit_in(event.sender, record):
+                break
+        else:
+            if event.records:  # more may follow what fitted into one answer
+                last = header_digest(event.records[-1].header, view.settings.lineage.run)
+                for digest in [d for d in self.asked if view.lineage.get(d) is None]:
+                    if digest != last:
+                        self._ask(event.sender, digest, again=True)
+
+    def _made_at(self, record: CommitRecord) -> float:
+        """When a commit that is fetched later was made, in local time: by its header, but within
+        the last interval, since clocks differ."""
+        view = self.view
+        made = record.header.time_ms / 1000.0 - view.wall_offset_s
+        return min(max(made, view.now - view.interval_s), view.now)
+
+    def _checkpoint(self, sender: PeerId, point: Checkpoint) -> None:
+        """A head without the history down to mine: taken only when it is heavier (rule 12)."""
+        view = self.view
+        digest = header_digest(point.commit.header, view.settings.lineage.run)
+        if view.lineage.get(digest) is not None or digest in self.bad:
+            return
+        reason = view.lineage.judge_checkpoint(point)
+        if reason:
+            self._refuse(digest, f"a checkpoint is refused: {reason}")
+            return
+        if view.head.version and point.commit.header.tokens_total <= view.head.tokens_total:
+            return
+        view.lineage.add_checkpoint(point, digest)
+        view.holds(sender, digest)
+        self.seen.setdefault(digest, self._made_at(point.commit))
+        self._keep_acks(digest, point.commit.acks)
+        self.dirty = True
+
+    def ack_in(self, event: AckIn) -> None:
+        """A witness: it holds the payload, too."""
+        view, ack = self.view, event.ack
+        peer = PeerId(ack.peer)
+        view.holds(peer, ack.digest)
+        self.failed.pop(ack.digest, None)
+        node = view.lineage.get(ack.digest)
+        if node is None:
+            if peer in view.live and ack.digest not in self.bad:
+                self._ask(peer, ack.digest)
+            return
+        self._keep_acks(ack.digest, (ack,))
+        self.dirty = True
+
+    def head_in(self, event: HeadIn) -> None:
+        """A peer's head: ask for what is unknown."""
+        view, row = self.view, event.row
+        view.holds(event.sender, row.digest)
+        node = view.lineage.get(row.digest)
+        if node is None and row.digest not in self.bad:
+            self._ask(event.sender, row.digest)
+        elif node is not None:
+            self.failed.pop(row.digest, None)
+            self.dirty = True
+
+    def wanted(self, event: CommitsWanted) -> None:
+        """Serve a chain; a checkpoint when it does not reach what the asker knows."""
+        view = self.view
+        node = view.lineage.get(event.digest)
+        if node is None or node.record is None:
+            return
+        chain, connected = view.lineage.chain(node, event.known)
+        point: Checkpoint | None = None
+        if not connected or len(chain) > 4 * COMMITS_PER_REPLY_MAX:
+            chain = chain[-COMMITS_PER_REPLY_MAX // 2 :]
+            point = view.lineage.checkpoint(chain[0]) if chain else None
+            if point is not None:
+                point = Checkpoint(self._with_acks(chain[0]), point.members, point.seqs)
+        records = [self._with_acks(one) for one in chain[:COMMITS_PER_REPLY_MAX]]
+        fragment = view.settings.lineage.fragment
+        view.out.append(Send(event.sender, Commits(fragment, tuple(records), point)))
+
+    def _with_acks(self, node: Node) -> CommitRecord:
+        assert node.record is not None
+        acks = self.acks.get(node.digest, {})
+        rows = tuple(acks[peer] for peer in sorted(acks))[:ACKS_MAX]
+        return CommitRecord(node.record.header, node.record.inputs, rows)
+
+    def _keep_acks(self, digest: bytes, acks: tuple[Ack, ...]) -> None:
+        node = self.view.lineage.get(digest)
+        kept = self.acks.setdefault(digest, {})
+        for ack in acks:
+            if ack.digest == digest and len(kept) < ACKS_MAX:
+                kept[ack.peer] = ack
+                if node is not None:
+                    node.witnesses.add(ack.peer)
+                self.view.holds(PeerId(ack.peer), digest)
+
+    def _ask(self, peer: PeerId, digest: bytes, *, again: bool = False) -> None:
+        view = self.view
+        if not again and view.now < self.asked.get(digest, -ASK_AGAIN_S) + ASK_AGAIN_S:
+            return
+        while len(self.asked) >= BAD_MAX:
+            self.asked.pop(next(iter(self.asked)))
+        self.asked[digest] = view.now
+        known = [node.digest for node in view.lineage.ancestors(view.head)]
+        spread = [*known[: COMMITS_PER_REPLY_MAX - 1], known[-1]]
+        fragment = view.settings.lineage.fragment
+        view.out.append(Send(peer, WantCommits(fragment, digest, tuple(dict.fromkeys(spread)))))
+
+    def _refuse(self, digest: bytes, reason: str) -> None:
+        while len(self.bad) >= BAD_MAX:
+            self.bad.pop(next(iter(self.bad)))
+        self.bad[digest] = reason
+        self.view.note("refused", reason)
+
+    # -- getting -------------------------------------------------------------------------------
+
+    def obtained(self, digest: bytes) -> None:
+        """The anchors after a commit are here."""
+        self.view.held.add(digest)
+        if self.getting == digest:
+            self.getting = None
+        self.failed.pop(digest, None)
+        self.dirty = True
+
+    def obtain_failed(self, event: ObtainFailed) -> None:
+        """Nobody served it, or it is not what its header says."""
+        if self.getting == event.digest:
+            self.getting = None
+        if event.lied:
+            self._refuse(event.digest, f"a commit is refused: {event.reason}")
+        else:
+            _, last = self.failed.get(event.digest, (0.0, 0.0))
+            wait = min(max(BACKOFF_FIRST_S, 2 * last), BACKOFF_MAX_S)
+            self.failed[event.digest] = (self.view.now + wait, wait)
+        self.dirty = True
+
+    def act(self) -> bool:
+        """Adopt what can be adopted, fetch what is missing; True when the head changed."""
+        changed = False
+        if not self.dirty and not self._retry_due():
+            return False
+        self.dirty = False
+        while (node := self._adoptable()) is not None:
+            self._adopt(node)
+            changed = True
+        if self.getting is None:
+            self._get()
+        return changed
+
+    def _retry_due(self) -> bool:
+        return any(at <= self.view.now for at, _ in self.failed.values())
+
+    def _tips(self) -> list[Node]:
+        """Usable nodes that nothing usable is built on, best first."""
+        nodes = self.view.lineage.nodes
+        usable = {d: n for d, n in nodes.items() if not self._spoiled(n)}
+        inner = {node.parent for node in usable.values()}
+        tips = [node for digest, node in sorted(usable.items()) if digest not in inner]
+        best: list[Node] = []
+        for node in tips:
+            at = next((i for i, o in enumerate(best) if self.view.lineage.better(node, o)), None)
+            best.insert(len(best) if at is None else at, node)
+        return best
+
+    def _spoiled(self, node: Node) -> bool:
+        return any(one.digest in self.bad for one in self.view.lineage.ancestors(node))
+
+    def _path(self, tip: Node) -> tuple[list[Node], bool]:
+        """Nodes not held on the way to ``tip``, newest first; whether a held one is below."""
+        path: list[Node] = []
+        for node in self.view.lineage.ancestors(tip):
+            if node.digest in self.view.held:
+                return path, True
+            path.append(node)
+        return path, False
+
+    def _get(self) -> None:
+        view = self.view
+        for tip in self._tips():
+            if tip.digest != view.head.digest and not view.lineage.better(tip, view.head):
+                break
+            path, based = self._path(tip)
+            if not path:
+                continue
+            whole = not based or len(path) > CATCH_UP_MAX
+            order = path if whole else [path[-1]]
+            for node in order:
+                sources = view.sources(node)
+                if node.record is None or self.failed.get(node.digest, (0.0, 0.0))[0] > view.now:
+                    continue
+                if whole and not self.witnessed(node):
+                    continue
+                if sources:
+                    self.getting = node.digest
+                    header = node.record.header
+                    view.out.append(Obtain(node.digest, header, sources, whole))
+                    return
+
+    def witnessed(self, node: Node) -> bool:
+        """Whether a member other than its home vouches for a commit (rule 6).
+
+        A commit on top of it by another member is such a word, too. My own, when I am a member
+        and hold it. Where no other member is live there is nobody to ask.
+        """
+        view = self.view
+        if node.record is None:
+            return True
+        home = node.record.header.home
+        others = {row.peer for row in node.members if row.peer != home}
+        if others & node.witnesses or (view.me in others and node.digest in view.held):
+            return True
+        for child in view.lineage.nodes.values():
+            if child.parent == node.digest and child.record is not None:
+                if child.record.header.home in others:
+                    return True
+        return not any(peer in others for peer in view.live)
+
+    def _adoptable(self) -> Node | None:
+        view = self.view
+        best = view.head
+        for digest in sorted(view.held):
+            node = view.lineage.get(digest)
+            if node is None or node.record is None or self._spoiled(node):
+                continue
+            if digest not in self.acknowledged:
+                self._acknowledge(node)
+            if view.lineage.better(node, best) and self.witnessed(node):
+                best = node
+        return None if best is view.head else best
+
+    def _acknowledge(self, node: Node) -> None:
+        """Witness a commit whose anchors I computed, unless enough have."""
+        view = self.view
+        assert node.record is not None
+        home = node.record.header.home
+        if home == view.me or not node.member(view.me):
+            return
+        self.acknowledged[node.digest] = None
+        while len(self.acknowledged) > BAD_MAX:
+            self.acknowledged.pop(next(iter(self.acknowledged)))
+        if len(node.witnesses - {home}) < WITNESSES_ENOUGH:
+            view.out.append(Acknowledge(node.version, node.digest))
+
+    # -- the head ------------------------------------------------------------------------------
+
+    def _adopt(self, node: Node) -> None:
+        view, old = self.view, self.view.head
+        fork = view.lineage.fork_point(node, old)
+        undone: list[bytes] = []
+        applied: list[CommitRecord] = []
+        if fork is not None:
+            for one in view.lineage.ancestors(old):
+                if one.digest == fork.digest:
+                    break
+                undone.append(one.digest)
+            for one in view.lineage.ancestors(node):
+                if one.digest == fork.digest:
+                    break
+                if one.record is not None:
+                    applied.append(self._with_acks(one))
+        view.head = node
+        if node.version > old.version:
+            self._learn_delay(node)
+        view.out.append(
+            Adopt(node.digest, node.version, tuple(undone), tuple(applied[::-1]), fork is None)
+        )
+        self._drop_states()
+        for digest in view.lineage.prune(node):
+            for table in (view.holders, self.acks, self.seen, self.failed, self.acknowledged):
+                table.pop(digest, None)  # type: ignore[attr-defined]
+
+    def _learn_delay(self, node: Node) -> None:
+        view = self.view
+        seen = self.seen.get(node.digest, view.now)
+        if node.record is not None and seen >= view.due_at > 0.0:
+            view.commit_delay.add(seen - view.due_at)
+        view.seen_at = seen
+        view.due_at = seen + view.interval_s
+
+    def _drop_states(self) -> None:
+        view = self.view
+        keep = {node.digest for node in list(view.lineage.ancestors(view.head))[:STATES_KEPT]}
+        keep.add(view.head.digest)
+        for digest in sorted(view.held):
+            node = view.lineage.get(digest)
+            if digest not in keep and (node is None or node.version < view.head.version):
+                view.held.discard(digest)
+                view.out.append(DropState(digest))
+
+    def heads(self, *, reply: bool = False) -> Heads:
+        """My head as a message; and the commits I hold that still want a witness."""
+        view = self.view
+        nodes = [view.head]
+        for digest in sorted(view.held):
+            node = view.lineage.get(digest)
+            if node is not None and view.lineage.better(node, view.head):
+                nodes.append(node)
+        fragment = view.settings.lineage.fragment
+        return Heads(tuple(HeadRow(fragment, n.version, n.digest) for n in nodes), reply)
+
+    def announce(self) -> Announce | None:
+        """My head's commit as a message (None at version 0)."""
+        return Announce(self._with_acks(self.view.head)) if self.view.head.record else None
+
+    def deadline(self) -> float | None:
+        """When a failed fetch is to be tried again."""
+        return min((at for at, _ in self.failed.values()), default=None)

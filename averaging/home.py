@@ -1,0 +1,288 @@
+"""The duty of a home: collect contributions for the next version, close, and make the commit.
+
+Rules 1, 4, 5 and 9 of DESIGN.md section 8. Anybody may receive contributions (rosters differ for
+a moment); only who sees itself first in the order of succession closes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from dugnad.averaging.contributor import Contributor
+from dugnad.averaging.events import (
+    Broadcast,
+    ContributionIn,
+    DropPayload,
+    Key,
+    Merge,
+    Merged,
+    Sign,
+    Signed,
+)
+from dugnad.averaging.formats import (
+    FORMAT,
+    NO_DIGEST,
+    Announce,
+    CommitRecord,
+    Contribution,
+    Header,
+    Heads,
+    HeadRow,
+    UnitPiece,
+    inputs_root,
+    members_root,
+    seqs_root,
+)
+from dugnad.averaging.lineage import seq_rows
+from dugnad.averaging.speed import class_speed
+from dugnad.averaging.succession import LearnedDelay
+from dugnad.averaging.view import View
+from dugnad.dht.ids import PeerId
+
+INBOX_MAX: Final = 256
+"""Contributions held per fragment: four versions of a full mesh of 64."""
+PROMISES_MAX: Final = 256
+"""Promises remembered here; the store, which is asked before each signature, keeps all."""
+QUERY_S: Final = 0.5
+"""An heir waits this long for word of a commit that exists already."""
+GRACE_SHARE: Final = 0.25
+"""Grace is at most this share of an interval: learners lose nothing, they train on."""
+ALONE_FACTOR: Final = 3.0
+"""With less than half of the members' weight a home waits this many commit delays (rule 9)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A contribution that lies here, and since when."""
+
+    contribution: Contribution
+    pieces: tuple[UnitPiece, ...]
+    at: float
+
+
+class Home:
+    """Decides about merging; reads the shared view and the contributor, appends actions."""
+
+    def __init__(self, view: View, contributor: Contributor) -> None:
+        self.view = view
+        self.contributor = contributor
+        self.inbox: dict[Key, Arrived] = {}
+        self.merging: bytes | None = None
+        self.signing = False
+        self.duty_since: float | None = None
+        self.asked_at: float | None = None
+        self.work_since: float | None = None
+        self.pass_at: float | None = None
+        self.grace = LearnedDelay(low=0.05, high=2.0, first=0.5)
+
+    # -- what arrives --------------------------------------------------------------------------
+
+    def arrived(self, event: ContributionIn) -> str:
+        """Take a contribution in; returns why not, or ''. The sender is told the same words."""
+        view, c = self.view, event.contribution
+        key = (c.peer, c.seq)
+        reason = view.lineage.judge_contribution(c, view.head, fresh_seq=True)
+        if c.base > view.head.version and c.base <= view.head.version + view.settings.lineage.horizon:
+            reason = ""  # its maker is ahead of me; I may be home of a version I do not know yet
+        if not reason and key not in self.inbox and len(self.inbox) >= INBOX_MAX:
+            reason = "the inbox is full"
+        if reason:
+            if key not in self.inbox:
+                view.out.append(DropPayload(key, reason))
+            return reason
+        if key not in self.inbox:
+            self.inbox[key] = Arrived(c, event.pieces, view.now)
+            if view.now >= view.due_at:
+                self.grace.add(view.now - view.due_at)
+        return ""
+
+    def new_head(self) -> None:
+        """The head changed: start over for the version after it."""
+        self.duty_since = self.asked_at = self.work_since = self.pass_at = None
+        self.view.passed.clear()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        view = self.view
+        for key in sorted(self.inbox):
+            c = self.inbox[key].contribution
+            if c.base > view.head.version:
+                continue
+            reason = view.lineage.judge_contribution(c, view.head, fresh_seq=True)
+            if reason:
+                del self.inbox[key]
+                view.out.append(DropPayload(key, reason))
+
+    # -- what is decided -----------------------------------------------------------------------
+
+    def act(self) -> None:
+        """Pass over a late home; close when it is mine to close."""
+        view = self.view
+        if view.now < view.quiet_until:
+            return
+        self._pass_over()
+        if view.current_home() != view.me or self.merging is not None or self.signing:
+            if view.current_home() != view.me:
+                self.duty_since = self.asked_at = None
+            return
+        usable = self.usable()
+        if not usable or view.now < view.due_at:
+            return
+        if self.duty_since is None:
+            self.duty_since = view.now
+        if self._heir() and self.asked_at is None:
+            self.asked_at = view.now
+            row = HeadRow(view.settings.lineage.fragment, view.head.version, view.head.digest)
+            view.out.append(Broadcast(Heads((row,), reply=True)))
+        if view.now >= self._close_at(usable):
+            self.merging = view.head.digest
+            view.out.append(Merge(view.head.digest, view.head.version + 1, tuple(sorted(usable))))
+
+    def usable(self) -> dict[Key, tuple[Contribution, tuple[UnitPiece, ...]]]:
+        """Everything that the next version may list: the inbox and my own."""
+        view = self.view
+        found = {
+            key: (one.contribution, one.pieces)
+            for key, one in self.inbox.items()
+            if not view.lineage.judge_contribution(one.contribution, view.head, fresh_seq=True)
+        }
+        for seq in self.contributor.open():
+            own = self.contributor.own[seq]
+            found[(own.contribution.peer, seq)] = (own.contribution, own.pieces)
+        return found
+
+    def _close_at(self, usable: dict[Key, tuple[Contribution, tuple[UnitPiece, ...]]]) -> float:
+        """When to close with what is there (rules 4 and 9)."""
+        view = self.view
+        floor = view.seen_at + view.settings.lineage.merge_floor_ms / 1000.0
+        start = max(view.due_at, self.duty_since or view.now, floor)
+        if view.live and self._heir():
+            start = max(start, (self.asked_at or view.now) + QUERY_S)
+        have = {PeerId(peer) for peer, _ in usable}
+        live = set(view.live) | {view.me}
+        expected = {PeerId(row.peer) for row in view.head.members if row.peer in live}
+        if self.contributor.making is not None:
+            expected.add(view.me)
+        if expected <= have and (expected or not view.live):
+            return start
+        grace = min(self.grace.limit(), GRACE_SHARE * view.interval_s)
+        if self._majority(have):
+            return start + grace
+        return start + max(grace, ALONE_FACTOR * view.commit_delay.limit())
+
+    def _heir(self) -> bool:
+        """Whether somebody else would have had this duty, were it not lost or passed over."""
+        return self.view.first_choice() != self.view.me
+
+    def _majority(self, have: set[PeerId]) -> bool:
+        """Whether ``have`` holds at least half of the members' weight (true at version 0)."""
+        members = self.view.head.members
+        total = sum(class_speed(row.speed_class) for row in members)
+        mine = sum(class_speed(row.speed_class) for row in members if row.peer in have)
+        return mine * 2 >= total
+
+    def _pass_over(self) -> None:
+        """Give up on a home that has not committed in time (rule 9)."""
+        view = self.view
+        waiting = bool(self.contributor.open()) or bool(self.usable())
+        if not waiting or view.now < view.due_at:
+            return
+        if self.work_since is None:
+            self.work_since = view.now
+            self.pass_at = view.now + view.commit_delay.limit()
+        home = view.current_home()
+        if self.pass_at is None or view.now < self.pass_at:
+            return
+        self.pass_at = view.now + view.commit_delay.limit()
+        if home is None:
+            view.passed.clear()  # everybody was passed over: begin again
+        elif home != view.me:
+            view.passed.add(home)
+            view.note("succession", "a home has not committed in time and is passed over")
+
+    def home_lost(self, peer: PeerId) -> None:
+        """A lost home is skipped at once; its heir gets a full delay of its own."""
+        if self.work_since is not None and peer == self.view.current_home():
+            self.pass_at = self.view.now + self.view.commit_delay.limit()
+
+    # -- making the commit ---------------------------------------------------------------------
+
+    def merged(self, event: Merged) -> None:
+        """The numbers are there: write the header and have it promised and signed."""
+        view = self.view
+        self.merging = None
+        for key, reason in event.bad:
+            if self.inbox.pop(key, None) is not None:
+                view.out.append(DropPayload(key, reason))
+        if event.parent != view.head.digest or not event.inputs or not view.may_home():
+            return  # the head has changed meanwhile: what came in is merged on the new one
+        self.signing = True
+        view.out.append(Sign(self._header(event), event.inputs))
+
+    def _header(self, event: Merged) -> Header:
+        view, rules = self.view, self.view.settings.lineage
+        head = view.head
+        draft = Header(
+            format=FORMAT,
+            run=rules.run,
+            kind="merge",
+            fragment=rules.fragment,
+            version=head.version + 1,
+            parent=head.digest,
+            home=view.me,
+            boot=view.settings.boot,
+            time_ms=max(view.wall_ms, head.time_ms + rules.merge_floor_ms),
+            members_root=NO_DIGEST,
+            inputs_root=inputs_root(rules.run, event.inputs),
+            inputs_count=len(event.inputs),
+            tokens_total=0,
+            eta_bits=view.settings.eta_bits,
+            mu_bits=view.settings.mu_bits,
+            codec=event.codec,
+            payload_root=event.payload_root,
+            payload_bytes=event.payload_bytes,
+            theta_root=event.theta_root,
+            momentum_root=event.momentum_root,
+            seqs_root=NO_DIGEST,
+        )
+        node = view.lineage.child(CommitRecord(draft, event.inputs), b"", head)
+        return msgspec.structs.replace(
+            draft,
+            members_root=members_root(rules.run, node.members),
+            seqs_root=seqs_root(rules.run, seq_rows(node)),
+            tokens_total=node.tokens_total,
+        )
+
+    def signed(self, event: Signed) -> None:
+        """The header is promised: it exists from now on."""
+        view = self.view
+        self.signing = False
+        header = event.record.header
+        view.promised[header.parent] = event.digest
+        while len(view.promised) > PROMISES_MAX:
+            view.promised.pop(next(iter(view.promised)))
+        if view.lineage.get(header.parent) is None:
+            return
+        view.lineage.add(event.record, event.digest)
+        view.held.add(event.digest)
+        view.out.append(Broadcast(Announce(event.record)))
+
+    def deadline(self) -> float | None:
+        """When :meth:`act` may have something new to do without any event."""
+        view, times = self.view, []
+        usable = self.usable()
+        if not usable:
+            return None
+        if self.work_since is None:
+            times.append(max(view.due_at, view.quiet_until))
+        elif self.pass_at is not None:
+            times.append(self.pass_at)
+        mine = view.current_home() == view.me
+        if mine and self.merging is None and not self.signing and self.duty_since is not None:
+            times.append(max(self._close_at(usable), view.quiet_until))
+        elif mine and self.duty_since is None:
+            times.append(max(view.due_at, view.quiet_until))
+        return min(times) if times else None

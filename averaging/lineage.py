@@ -1,0 +1,365 @@
+"""The commits of one fragment that a peer knows: validity, tables, weight and fork choice.
+
+A commit node carries the two tables that its header names by root: *members* (who contributed in
+the last n versions, how fast, may it be home) and *last seqs* (the newest contribution of each
+peer that this lineage lists). Both follow from the parent's tables and the commit's inputs, so
+every peer recomputes and checks them (DESIGN.md rules 1, 3, 5, 8 and 10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from dugnad.averaging.formats import (
+    Checkpoint,
+    CommitRecord,
+    Contribution,
+    Input,
+    Member,
+    SeqRow,
+    genesis_digest,
+    inputs_root,
+    members_root,
+    pieces_root,
+    seqs_root,
+)
+from dugnad.averaging.speed import class_speed
+from dugnad.dht.ids import RunId
+
+NODES_MAX: Final = 256
+"""Commits kept in memory per fragment; older ones live in the store."""
+CLASS_SLACK: Final = 1.5
+"""A class spans a factor of 2^0.5 and changes with hysteresis of 0.75 class: 2^0.375 is 1.3."""
+NEWCOMER_INTERVALS: Final = 3
+"""A first contribution may hold what a peer trained while it saw this many intervals pass."""
+CLOCK_AHEAD_MS: Final = 60_000
+"""A header may not be dated further ahead of its reader's clock (schedules.md R5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineageRules:
+    """The run's rules that decide whether a commit is valid. Times in milliseconds."""
+
+    run: RunId
+    fragment: int
+    staleness: int
+    """S: a contribution made on version b may be listed in versions b+1 to b+S."""
+    horizon: int
+    """F: a commit this deep is settled."""
+    member_versions: int
+    """n: a member has a contribution in the last n versions."""
+    merge_floor_ms: int
+    genesis_theta_root: bytes
+    genesis_time_ms: int
+    sequence_tokens: int
+    """Tokens of one sequence: what the pieces of a contribution are worth."""
+
+
+@dataclass(slots=True)
+class Node:
+    """One commit (or version 0) with the state of its lineage after it."""
+
+    digest: bytes
+    version: int
+    parent: bytes
+    time_ms: int
+    tokens_total: int
+    members: tuple[Member, ...]
+    seqs: dict[bytes, SeqRow]
+    record: CommitRecord | None = None
+    witnesses: set[bytes] = field(default_factory=set)
+    listed: dict[tuple[bytes, int], Input] = field(default_factory=dict)
+    weights: dict[bytes, int] = field(default_factory=dict)
+    """Tokens of this commit per peer, capped by the peer's class."""
+
+    def member(self, peer: bytes) -> bool:
+        """Whether ``peer`` is a member after this commit."""
+        return any(row.peer == peer for row in self.members)
+
+
+class Lineage:
+    """Commits of one fragment, linked by parent, and the judgement over them."""
+
+    def __init__(self, rules: LineageRules) -> None:
+        self.rules = rules
+        digest = genesis_digest(rules.run, rules.fragment, rules.genesis_theta_root)
+        self.genesis = Node(digest, 0, b"", rules.genesis_time_ms, 0, (), {})
+        self.nodes: dict[bytes, Node] = {digest: self.genesis}
+
+    def get(self, digest: bytes) -> Node | None:
+        """The node called ``digest``, if it is known."""
+        return self.nodes.get(digest)
+
+    def judge(self, record: CommitRecord, wall_ms: int) -> str:
+        """Why ``record`` cannot extend what is known, or '' when it can. Signatures excluded."""
+        header = record.header
+        parent = self.nodes.get(header.parent)
+        if parent is None:
+            return "its parent is unknown"
+        rules = self.rules
+        if header.run != rules.run or header.fragment != rules.fragment:
+            return "it belongs to another run or fragment"
+        if header.kind != "merge":
+            return f"commits of kind {header.kind!r} are not read by this version"
+        if header.version != parent.version + 1:
+            return "its version does not follow its parent's"
+        if header.time_ms < parent.time_ms + rules.merge_floor_ms:
+            return "it follows its parent sooner than the merge floor allows"
+        if header.time_ms > wall_ms + CLOCK_AHEAD_MS:
+            return "it is dated more than a minute ahead"
+        if not record.inputs:
+            return "it lists nothing"
+        return self._judge_inputs(record, parent) or self._judge_tables(record, parent)
+
+    def _judge_inputs(self, record: CommitRecord, parent: Node) -> str:
+        order = [(one.contribution.peer, one.contribution.seq) for one in record.inputs]
+        if order != sorted(set(order)):
+            return "its inputs are not in ascending order of (peer, seq)"
+        for one in record.inputs:
+            reason = self.judge_contribution(one.contribution, parent, fresh_seq=True)
+            if reason:
+                return f"one of its inputs is not listable: {reason}"
+            if pieces_root(self.rules.run, one.pieces) != one.contribution.pieces_root:
+                return "the units of an input do not match their root"
+            if piece_tokens(one, self.rules.sequence_tokens) != one.contribution.tokens:
+                return "the tokens of an input do not follow from its units"
+        return ""
+
+    def judge_contribution(self, c: Contribution, parent: Node, *, fresh_seq: bool) -> str:
+        """Why ``c`` cannot be listed in the commit after ``parent``, or ''."""
+        version = parent.version + 1
+        if c.fragment != self.rules.fragment:
+            return "it is of another fragment"
+        if c.base >= version:
+            return f"its base {c.base} is not older than version {version}"
+        if version > c.base + self.rules.staleness:
+            return f"it is stale: made on version {c.base}, the next is {version}"
+        if c.steps < 1 or c.tokens < 1:
+            return "it holds no work"
+        row = parent.seqs.get(c.peer)
+        if fresh_seq and row is not None and c.seq <= row.seq:
+            return "a contribution of its maker with this or a later number is already listed"
+        return ""
+
+    def _judge_tables(self, record: CommitRecord, parent: Node) -> str:
+        header, run = record.header, self.rules.run
+        if header.inputs_root != inputs_root(run, record.inputs):
+            return "its inputs do not match their root"
+        node = self.child(record, b"", parent)
+        if header.tokens_total != node.tokens_total:
+            return "its token total does not follow from its inputs"
+        if header.members_root != members_root(run, node.members):
+            return "its member table does not follow from its inputs"
+        if header.seqs_root != seqs_root(run, seq_rows(node)):
+            return "its last-seq table does not follow from its inputs"
+        return ""
+
+    def child(self, record: CommitRecord, digest: bytes, parent: Node) -> Node:
+        """The node that ``record`` makes on ``parent``; nothing is judged or stored."""
+        header = record.header
+        seqs, weights = dict(parent.seqs), {}
+        listed = {(i.contribution.peer, i.contribution.seq): i for i in record.inputs}
+        for one in record.inputs:
+            c = one.contribution
+            weights[c.peer] = weights.get(c.peer, 0) + self.capped_tokens(
+                c, parent, header.time_ms
+            )
+            seqs[c.peer] = SeqRow(c.peer, c.seq, header.time_ms)
+        return Node(
+            digest=digest,
+            version=parent.version + 1,
+            parent=parent.digest,
+            time_ms=header.time_ms,
+            tokens_total=parent.tokens_total + sum(weights.values()),
+            members=self._members_after(parent, record.inputs),
+            seqs=seqs,
+            record=record,
+            listed=listed,
+            weights=weights,
+        )
+
+    def _members_after(self, parent: Node, inputs: Iterable[Input]) -> tuple[Member, ...]:
+        version = parent.version + 1
+        oldest = version - self.rules.member_versions
+        rows = {row.peer: row for row in parent.members if row.version > oldest}
+        for one in inputs:
+            c = one.contribution
+            rows[c.peer] = Member(c.peer, c.speed_class, c.eligible, version)
+        return tuple(rows[peer] for peer in sorted(rows))
+
+    def capped_tokens(self, c: Contribution, parent: Node, time_ms: int) -> int:
+        """Tokens of ``c`` that count: at most its class's speed times the time it had."""
+        row = parent.seqs.get(c.peer)
+        if row is not None:
+            had_ms = time_ms - row.time_ms
+        else:
+            had_ms = NEWCOMER_INTERVALS * (time_ms - parent.time_ms) + self.rules.merge_floor_ms
+        cap = int(class_speed(c.speed_class) * CLASS_SLACK * max(had_ms, 0) / 1000.0)
+        return min(c.tokens, cap)
+
+    def add(self, record: CommitRecord, digest: bytes) -> Node:
+        """Store a judged commit and return its node (the known one when it is not new)."""
+        known = self.nodes.get(digest)
+        if known is None:
+            parent = self.nodes[record.header.parent]
+            known = self.child(record, digest, parent)
+            self.nodes[digest] = known
+        known.witnesses.update(ack.peer for ack in record.acks)
+        return known
+
+    def judge_checkpoint(self, point: Checkpoint) -> str:
+        """Why a checkpoint's tables do not match its header, or ''."""
+        header, run = point.commit.header, self.rules.run
+        if header.run != run or header.fragment != self.rules.fragment:
+            return "it belongs to another run or fragment"
+        if header.members_root != members_root(run, point.members):
+            return "its member table does not match the header"
+        if header.seqs_root != seqs_root(run, point.seqs):
+            return "its last-seq table does not match the header"
+        if header.inputs_root != inputs_root(run, point.commit.inputs):
+            return "its inputs do not match their root"
+        return ""
+
+    def add_checkpoint(self, point: Checkpoint, digest: bytes) -> Node:
+        """Store a judged checkpoint as a node whose parent may be unknown."""
+        known = self.nodes.get(digest)
+        if known is None:
+            header = point.commit.header
+            known = Node(
+                digest=digest,
+                version=header.version,
+                parent=header.parent,
+                time_ms=header.time_ms,
+                tokens_total=header.tokens_total,
+                members=point.members,
+                seqs={row.peer: row for row in point.seqs},
+                record=point.commit,
+                listed={(i.contribution.peer, i.contribution.seq): i for i in point.commit.inputs},
+            )
+            self.nodes[digest] = known
+        known.witnesses.update(ack.peer for ack in point.commit.acks)
+        return known
+
+    def checkpoint(self, node: Node) -> Checkpoint | None:
+        """What a peer without history needs to start from ``node`` (None for version 0)."""
+        if node.record is None:
+            return None
+        return Checkpoint(node.record, node.members, seq_rows(node))
+
+    def ancestors(self, node: Node) -> Iterator[Node]:
+        """``node`` and its known ancestors, newest first."""
+        current: Node | None = node
+        while current is not None:
+            yield current
+            current = self.nodes.get(current.parent)
+
+    def is_ancestor(self, older: Node, newer: Node) -> bool:
+        """Whether ``older`` lies on the chain of ``newer`` (or is it)."""
+        for node in self.ancestors(newer):
+            if node.version <= older.version:
+                return node.digest == older.digest
+        return False
+
+    def fork_point(self, a: Node, b: Node) -> Node | None:
+        """The newest common ancestor of two nodes, if it is known."""
+        mine = {node.digest for node in self.ancestors(a)}
+        return next((node for node in self.ancestors(b) if node.digest in mine), None)
+
+    def weight_since(self, node: Node, fork: Node) -> int:
+        """Tokens that members of ``fork`` merged between ``fork`` and ``node``.
+
+        Where nobody was a member yet (version 0) everybody's tokens count, else no lineage could
+        ever win the first fork.
+        """
+        voters = {row.peer for row in fork.members}
+        total = 0
+        for one in self.ancestors(node):
+            if one.version <= fork.version:
+                break
+            total += sum(
+                tokens for peer, tokens in one.weights.items() if not voters or peer in voters
+            )
+        return total
+
+    def better(self, a: Node, b: Node) -> bool:
+        """Whether head ``a`` is to be preferred to head ``b`` (rule 10)."""
+        if a.digest == b.digest:
+            return False
+        fork = self.fork_point(a, b)
+        if fork is None:
+            return (a.tokens_total, _flip(a.digest)) > (b.tokens_total, _flip(b.digest))
+        if fork.digest == b.digest:
+            return True
+        if fork.digest == a.digest:
+            return False
+        key_a = (self.weight_since(a, fork), _flip(a.digest))
+        return key_a > (self.weight_since(b, fork), _flip(b.digest))
+
+    def chain(self, head: Node, known: Iterable[bytes]) -> tuple[list[Node], bool]:
+        """Nodes after any of ``known`` up to ``head``, oldest first; and whether it connected."""
+        stop = set(known)
+        found: list[Node] = []
+        for node in self.ancestors(head):
+            if node.digest in stop:
+                return found[::-1], True
+            if node.record is None:
+                return found[::-1], node.version == 0
+            found.append(node)
+        return found[::-1], False
+
+    def listing(self, head: Node, key: tuple[bytes, int]) -> Input | None:
+        """The input of ``head``'s known chain that is the contribution (peer, seq), if any."""
+        for node in self.ancestors(head):
+            if key in node.listed:
+                return node.listed[key]
+        return None
+
+    def returned_share(self, head: Node, key: tuple[bytes, int], base: int) -> float:
+        """Which share of a contribution made on version ``base`` goes back to its maker (rule 8).
+
+        0 while it may still be listed on ``head``'s chain, 1 - clip once it is, 1 once it cannot
+        be. Where the chain down to ``base`` is not known, the last-seq table decides, and what it
+        leaves open counts as listed: late is allowed, twice is not.
+        """
+        one = self.listing(head, key)
+        if one is not None:
+            return 1.0 - one.clip
+        row = head.seqs.get(key[0])
+        passed = row is not None and row.seq >= key[1]
+        if self.oldest_known(head) > base + 1 and passed:
+            return 0.0
+        return 1.0 if passed or head.version >= base + self.rules.staleness else 0.0
+
+    def oldest_known(self, head: Node) -> int:
+        """The oldest version from which ``head``'s chain is known without a gap."""
+        return min(node.version for node in self.ancestors(head))
+
+    def prune(self, head: Node) -> list[bytes]:
+        """Forget nodes further below ``head`` than memory holds; returns their digests."""
+        floor = head.version - NODES_MAX // 2
+        gone = [d for d, node in self.nodes.items() if node.version < floor and node.version > 0]
+        if len(self.nodes) - len(gone) > NODES_MAX:
+            spare = sorted(
+                (n.version, d) for d, n in self.nodes.items() if 0 < n.version < head.version - 32
+            )
+            gone = sorted(set(gone) | {d for _, d in spare[: len(self.nodes) - NODES_MAX]})
+        for digest in gone:
+            del self.nodes[digest]
+        return gone
+
+
+def seq_rows(node: Node) -> tuple[SeqRow, ...]:
+    """The last-seq table of a node, ascending by peer."""
+    return tuple(node.seqs[peer] for peer in sorted(node.seqs))
+
+
+def piece_tokens(one: Input, sequence_tokens: int) -> int:
+    """Tokens that the units of an input are worth."""
+    return sum(p.stop - p.start for p in one.pieces) * sequence_tokens
+
+
+def _flip(digest: bytes) -> bytes:
+    """Turn 'the lower digest wins' into 'the larger key wins'."""
+    return bytes(255 - byte for byte in digest)

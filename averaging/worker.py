@@ -1,0 +1,332 @@
+"""The numeric side of one fragment's exchange: what the core's actions mean for vectors.
+
+Plain synchronous methods over numpy, called in the order of the core's actions, one at a time: by
+the daemon in a worker thread, by the simulator at once. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from dugnad.averaging.buffers import AnchorState, BuffersError, FragmentBuffers
+from dugnad.averaging.codecs import CODECS, CodecError, leaf_bounds
+from dugnad.averaging.events import HandIn, Key, Merge, Merged
+from dugnad.averaging.formats import Contribution, Header, Input, UnitPiece, pieces_root
+from dugnad.averaging.fragments import Group
+from dugnad.averaging.merge import MergeError, MergeInput, merge
+from dugnad.averaging.outer import OuterError
+from dugnad.averaging.tree import Vector, leaf_hashes, root_of
+from dugnad.dht.ids import PeerId, RunId
+
+PAYLOADS_KEPT: Final = 8
+"""Commit payloads kept for peers that pull them: the versions that a catch-up may ask for."""
+CORRECTIONS_KEPT: Final = 8
+"""Own merges whose rounding may still have to be taken back after a switch of lineage."""
+
+
+class WorkError(ValueError):
+    """Bytes that are not what a header says; ``lied`` when they are complete and still differ."""
+
+    def __init__(self, reason: str, *, lied: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.lied = reason, lied
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentRules:
+    """How this run merges one fragment."""
+
+    run: RunId
+    fragment: int
+    groups: tuple[Group, ...]
+    rule: str
+    hand_in_codec: str
+    commit_codec: str
+    eta_bits: int
+    mu_bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the learner did since the last hand-in of this fragment."""
+
+    tokens: int
+    steps: int
+    pieces: tuple[UnitPiece, ...]
+    speed_class: int
+    eligible: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A contribution that lies here with its payload."""
+
+    contribution: Contribution
+    pieces: tuple[UnitPiece, ...]
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit's payload and its leaf hashes, kept to be served."""
+
+    codec: str
+    payload: bytes
+    leaves: tuple[bytes, ...]
+
+
+@dataclass(slots=True)
+class _Made:
+    """A merge of my own that is not signed yet."""
+
+    parent: bytes
+    payload_root: bytes
+    commit: Commit
+    state: AnchorState
+    correction: Vector
+
+
+@dataclass(slots=True)
+class FragmentWorker:
+    """Vectors of one fragment: buffers, anchors by commit, payloads to serve and to merge."""
+
+    rules: FragmentRules
+    me: PeerId
+    buffers: FragmentBuffers
+    states: dict[bytes, AnchorState]
+    inbox: dict[Key, Kept] = field(default_factory=dict)
+    commits: dict[bytes, Commit] = field(default_factory=dict)
+    corrections: dict[bytes, Vector] = field(default_factory=dict)
+    applied: set[bytes] = field(default_factory=set)
+    _made: _Made | None = None
+
+    @classmethod
+    def start(
+        cls, rules: FragmentRules, me: PeerId, digest: bytes, anchor: AnchorState
+    ) -> FragmentWorker:
+        """A worker whose learner stands at ``anchor``, the state after commit ``digest``."""
+        return cls(rules, me, FragmentBuffers(anchor), {digest: anchor})
+
+    # -- own contributions ---------------------------------------------------------------------
+
+    def hand_in(self, action: HandIn, theta: Vector, progress: Progress) -> Contribution:
+        """Make contribution ``action.seq`` of the learner's parameters; it is not signed yet."""
+        made = self.buffers.hand_in(action.seq, theta, CODECS[self.rules.hand_in_codec])
+        contribution = Contribution(
+            peer=self.me,
+            fragment=self.rules.fragment,
+            seq=action.seq,
+            base=action.base,
+            base_digest=action.base_digest,
+            tokens=progress.tokens,
+            steps=progress.steps,
+            speed_class=progress.speed_class,
+            eligible=progress.eligible,
+            codec=self.rules.hand_in_codec,
+            payload_root=made.payload_root,
+            payload_bytes=len(made.payload),
+            pieces_root=pieces_root(self.rules.run, progress.pieces),
+        )
+        self.inbox[(self.me, action.seq)] = Kept(contribution, progress.pieces, made.payload)
+        return contribution
+
+    def signed_own(self, contribution: Contribution) -> None:
+        """Replace an own contribution by its signed form."""
+        key = (self.me, contribution.seq)
+        kept = self.inbox[key]
+        self.inbox[key] = Kept(contribution, kept.pieces, kept.payload)
+
+    def settle(self, seq: int, share: float) -> None:
+        """See to it that ``share`` of own contribution ``seq`` is back in the residual."""
+        self.buffers.settle(seq, share)
+
+    def forget(self, seq: int) -> None:
+        """Own contribution ``seq`` is settled for good."""
+        self.buffers.forget(seq)
+        self.inbox.pop((self.me, seq), None)
+
+    # -- others' contributions -----------------------------------------------------------------
+
+    def keep(self, contribution: Contribution, pieces: tuple[UnitPiece, ...], payload: bytes) -> None:
+        """Keep a contribution whose root was checked; decoding checks its numbers."""
+        check_contribution(contribution, payload, self.buffers.size)
+        self.inbox[(contribution.peer, contribution.seq)] = Kept(contribution, pieces, payload)
+
+    def drop_payload(self, key: Key) -> None:
+        """A foreign contribution is not needed any more."""
+        if key[0] != self.me:
+            self.inbox.pop(key, None)
+
+    # -- merging -------------------------------------------------------------------------------
+
+    def merge(self, action: Merge) -> Merged:
+        """Merge the named contributions on top of ``action.parent`` (rule 4)."""
+        parent = self.states[action.parent]
+        size = self.buffers.size
+        found: list[Kept] = []
+        vectors: list[Vector] = []
+        bad: list[tuple[Key, str]] = []
+        for key in action.keys:
+            kept = self.inbox.get(key)
+            if kept is None:
+                bad.append((key, "its payload is not here any more"))
+                continue
+            try:
+                vectors.append(CODECS[kept.contribution.codec].decode(kept.payload, size))
+                found.append(kept)
+            except CodecError as fault:
+                bad.append((key, fault.reason))
+        if not found:
+            return Merged(action.parent, (), "", b"", 0, b"", b"", tuple(bad))
+        try:
+            return self._merge(action.parent, parent, found, vectors, tuple(bad))
+        except (MergeError, CodecError, OuterError) as fault:
+            reason = f"these inputs cannot be merged: {fault.reason}"
+            bad += [((k.contribution.peer, k.contribution.seq), reason) for k in found]
+            return Merged(action.parent, (), "", b"", 0, b"", b"", tuple(bad))
+
+    def _merge(
+        self,
+        digest: bytes,
+        parent: AnchorState,
+        found: Sequence[Kept],
+        vectors: Sequence[Vector],
+        bad: tuple[tuple[Key, str], ...],
+    ) -> Merged:
+        rules = self.rules
+        inputs = [
+            MergeInput(c.peer, c.seq, c.tokens, c.steps, vector)
+            for c, vector in zip((k.contribution for k in found), vectors, strict=True)
+        ]
+        result = merge(inputs, rules.groups, rule=rules.rule)
+        codec = CODECS[rules.commit_codec]
+        payload = codec.encode(result.vector)
+        state = FragmentBuffers.advance(
+            parent, payload, codec, eta_bits=rules.eta_bits, mu_bits=rules.mu_bits
+        )
+        leaves = leaf_hashes(payload, leaf_bounds(codec, self.buffers.size))
+        mine = [i for i, kept in enumerate(found) if kept.contribution.peer == self.me]
+        weights = [np.mean(result.coefficients[i]) for i in mine]
+        share = float(sum(weights)) if weights else 1.0 / len(found)
+        rounding = result.vector - codec.decode(payload, self.buffers.size)
+        correction = rounding * np.float32(1.0 / share if share > 0.0 else 0.0)
+        self._made = _Made(
+            digest, root_of(leaves), Commit(codec.name, payload, leaves), state, correction
+        )
+        listed = tuple(
+            Input(kept.contribution, kept.pieces, clip, coefficients)
+            for kept, clip, coefficients in zip(
+                found, result.clips, result.coefficients, strict=True
+            )
+        )
+        return Merged(
+            parent=digest,
+            inputs=listed,
+            codec=codec.name,
+            payload_root=root_of(leaves),
+            payload_bytes=len(payload),
+            theta_root=state.theta_root,
+            momentum_root=state.momentum_root,
+            bad=bad,
+        )
+
+    def sealed(self, digest: bytes, header: Header) -> None:
+        """The merge of my own that ``header`` describes is signed: it is commit ``digest``."""
+        made = self._made
+        if made is None or made.payload_root != header.payload_root:
+            raise WorkError("the merge behind this header is gone")
+        self._made = None
+        self.states[digest] = made.state
+        self._keep_commit(digest, made.commit)
+        self.corrections[digest] = made.correction
+        while len(self.corrections) > CORRECTIONS_KEPT:
+            self.corrections.pop(next(iter(self.corrections)))
+
+    # -- following -----------------------------------------------------------------------------
+
+    def advance(self, digest: bytes, header: Header, payload: bytes) -> None:
+        """Compute the anchors after a commit from its payload and check them against its roots.
+
+        Raises :class:`WorkError`; nothing is kept then.
+        """
+        parent = self.states.get(header.parent)
+        if parent is None:
+            raise WorkError("the anchors that it builds on are not here any more")
+        codec = CODECS.get(header.codec)
+        size = self.buffers.size
+        if codec is None:
+            raise WorkError(f"its codec {header.codec!r} is unknown", lied=True)
+        if len(payload) != codec.encoded_size(size) or len(payload) != header.payload_bytes:
+            raise WorkError("its payload has another size")
+        leaves = leaf_hashes(payload, leaf_bounds(codec, size))
+        if root_of(leaves) != header.payload_root:
+            raise WorkError("its payload does not match the root")
+        try:
+            state = FragmentBuffers.advance(
+                parent, payload, codec, eta_bits=header.eta_bits, mu_bits=header.mu_bits
+            )
+        except (CodecError, OuterError) as fault:
+            raise WorkError(fault.reason, lied=True) from fault
+        self._check_roots(state, header)
+        self.states[digest] = state
+        self._keep_commit(digest, Commit(codec.name, payload, leaves))
+
+    def install(self, digest: bytes, header: Header, theta: Vector, momentum: Vector) -> None:
+        """Take whole anchors from a donor; raises :class:`WorkError` when the roots differ."""
+        try:
+            state = AnchorState.of(theta, momentum)
+        except BuffersError as fault:
+            raise WorkError(fault.reason) from fault
+        if (state.theta_root, state.momentum_root) != (header.theta_root, header.momentum_root):
+            raise WorkError("the donor's anchors do not match the roots")
+        self.states[digest] = state
+
+    def _check_roots(self, state: AnchorState, header: Header) -> None:
+        roots = (state.theta_root, state.momentum_root)
+        if roots != (header.theta_root, header.momentum_root):
+            raise WorkError("its payload leads to other roots than it says", lied=True)
+
+    def adopt(self, digest: bytes, undone: Sequence[bytes], applied: Sequence[bytes]) -> Vector:
+        """Make ``digest`` the anchor; returns what is to be added to the learner's parameters.
+
+        The rounding of own merges enters the residual with the merge and leaves it again when a
+        switch of lineage undoes the merge.
+        """
+        for one in undone:
+            if one in self.applied:
+                self.applied.discard(one)
+                self.buffers.add_residual(-self.corrections[one])
+        for one in applied:
+            if one in self.corrections and one not in self.applied:
+                self.applied.add(one)
+                self.buffers.add_residual(self.corrections[one])
+        self.applied &= set(self.corrections)
+        return self.buffers.adopt(self.states[digest])
+
+    def drop_state(self, digest: bytes) -> None:
+        """The anchors after this commit are not needed any more."""
+        self.states.pop(digest, None)
+
+    def _keep_commit(self, digest: bytes, commit: Commit) -> None:
+        self.commits[digest] = commit
+        while len(self.commits) > PAYLOADS_KEPT:
+            self.commits.pop(next(iter(self.commits)))
+
+
+def check_contribution(contribution: Contribution, payload: bytes, size: int) -> None:
+    """Raise :class:`WorkError` unless ``payload`` is what ``contribution`` says it is."""
+    codec = CODECS.get(contribution.codec)
+    if codec is None:
+        raise WorkError(f"its codec {contribution.codec!r} is unknown here", lied=True)
+    if len(payload) != contribution.payload_bytes or len(payload) != codec.encoded_size(size):
+        raise WorkError("its payload has another size than its fragment", lied=True)
+    if root_of(leaf_hashes(payload, leaf_bounds(codec, size))) != contribution.payload_root:
+        raise WorkError("its payload does not match its root", lied=True)
+    try:
+        codec.decode(payload, size)
+    except CodecError as fault:
+        raise WorkError(f"its payload is refused: {fault.reason}", lied=True) from fault

@@ -1,0 +1,1 @@
+"""Read-only views of a run for people in a browser."""

@@ -1,0 +1,1 @@
+"""Identities, signed records, streams and the substrate that carries them."""

@@ -1,0 +1,32 @@
+"""Frames: a 4-byte big-endian length and that many bytes, on any stream."""
+
+from dugnad.dht.ports import Stream, TransportError
+
+HEADER_BYTES = 4
+FRAME_BYTES_MAX = 2**32 - 1
+
+
+class FrameError(TransportError):
+    """The other side announced a frame longer than we allow; the stream is of no further use."""
+
+
+async def read_frame(stream: Stream, limit: int) -> bytes:
+    """The next frame; FrameError before reading its content if that exceeds `limit` bytes."""
+    size = int.from_bytes(await stream.read(HEADER_BYTES), "big")
+    if size > limit:
+        raise FrameError(f"a frame of {size} bytes was announced, at most {limit} are allowed")
+    return await stream.read(size) if size else b""
+
+
+async def write_frame(stream: Stream, data: bytes | memoryview) -> None:
+    """Sends `data` as one frame. FrameError if it does not fit the format."""
+    size = memoryview(data).nbytes
+    if size > FRAME_BYTES_MAX:
+        raise FrameError(f"{size} bytes do not fit a frame")
+    header = size.to_bytes(HEADER_BYTES, "big")
+    # One write for small frames (one packet on the line), no copy of large ones.
+    if size <= 16384:
+        await stream.write(header + bytes(data))
+        return
+    await stream.write(header)
+    await stream.write(data)

@@ -1,0 +1,140 @@
+"""Messages on the control stream between two peers, and the one place where their bytes are judged.
+
+Each side sends `Hello` first. Afterwards every message is one frame of at most `MESSAGE_BYTES_MAX` bytes. The
+stream proves who the sender is; only adverts carry a signature, since they are passed on.
+"""
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from dugnad.dht.advert import ADVERT_BYTES_MAX, Advert, Count, clean_text
+from dugnad.dht.ids import KEY_BYTES, RUN_BYTES, PeerId, RunId
+from dugnad.dht.records import RecordError, encode
+
+PROTOCOL: Final = 1
+"""Version of everything that peers say to each other; peers of different versions refuse each other."""
+CONTROL_PROTOCOL: Final = "/dugnad/control/1"
+"""Name of the control stream in the transport."""
+PEERS_KNOWN_MAX: Final = 64  # everybody of a full mesh
+MESSAGE_BYTES_MAX: Final = PEERS_KNOWN_MAX * (ADVERT_BYTES_MAX + 8) + 64
+REASON_CHARS_MAX: Final = 200
+_SOFTWARE_CHARS_MAX: Final = 32
+
+RefusalCode = Literal[
+    "run", "protocol", "admission", "full", "flood", "garbage", "duplicate", "leaving", "advert"
+]
+WallMs = Count
+_Peer = Annotated[PeerId, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+_Run = Annotated[RunId, msgspec.Meta(min_length=RUN_BYTES, max_length=RUN_BYTES)]
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """The first message of each side. The advert is opaque so that a foreign protocol can be named."""
+
+    run: _Run
+    protocol: Count
+    software: Annotated[str, msgspec.Meta(max_length=_SOFTWARE_CHARS_MAX)]
+    boot: Count
+    incarnation: Count
+    advert: Annotated[bytes, msgspec.Meta(max_length=ADVERT_BYTES_MAX)]
+    wall_ms: WallMs
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Heartbeat, each second; answered at once by `Pong` with the same number."""
+
+    number: Count
+    wall_ms: WallMs
+
+
+class Pong(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Answer to a ping, with the answerer's wall clock."""
+
+    number: Count
+    wall_ms: WallMs
+
+
+class AdvertUpdate(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """The sender's own advert changed."""
+
+    advert: Advert
+
+
+class PeersKnown(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """The sender holds live control streams with these peers; `complete`: with nobody else."""
+
+    adverts: Annotated[tuple[Advert, ...], msgspec.Meta(max_length=PEERS_KNOWN_MAX)]
+    complete: bool = False
+
+
+class LostNotice(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """`by` cannot reach `peer`, last known in this incarnation. Who does reach it answers `AliveNotice`."""
+
+    peer: _Peer
+    incarnation: Count
+    by: _Peer
+
+
+class AliveNotice(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """The sender is this peer (a refutation, with a higher incarnation) or hears it at this moment."""
+
+    advert: Advert
+
+
+class WhoSees(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """The sender still cannot reach `peer` itself; who does answers `AliveNotice`. Nobody is accused."""
+
+    peer: _Peer
+
+
+class Leaving(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """`peer` (the sender, or one the sender heard it from) leaves on purpose."""
+
+    peer: _Peer
+    incarnation: Count
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """Last message before the stream is closed: why its sender will have none of it."""
+
+    code: RefusalCode
+    reason: Annotated[str, msgspec.Meta(max_length=REASON_CHARS_MAX)]
+
+
+Message = (
+    Hello
+    | Ping
+    | Pong
+    | AdvertUpdate
+    | PeersKnown
+    | LostNotice
+    | AliveNotice
+    | WhoSees
+    | Leaving
+    | Refused
+)
+
+_DECODER: Final = msgspec.msgpack.Decoder(Message)
+
+
+def encode_message(message: Message) -> bytes:
+    """The bytes of one frame; they fit `MESSAGE_BYTES_MAX` when each advert fits its own limit."""
+    return encode(message)
+
+
+def decode_message(data: bytes) -> Message:
+    """The message in one frame. RecordError with the reason on anything else, never another exception."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise RecordError(
+            f"a control message of {len(data)} bytes, at most {MESSAGE_BYTES_MAX} are allowed"
+        )
+    try:
+        return _DECODER.decode(data)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise RecordError(f"not a control message: {error}") from None
+
+
+def refused(code: RefusalCode, reason: str) -> Refused:
+    """A refusal whose reason is shortened and made harmless to print."""
+    return Refused(code, clean_text(reason, REASON_CHARS_MAX))

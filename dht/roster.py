@@ -1,0 +1,318 @@
+"""The roster: who is in the swarm, who is alive, how to reach them. A pure core; the shell does the rest.
+
+Up to `MESH_MAX` peers every pair keeps one control stream. This module takes events apart, keeps the heartbeat
+and answers questions; `roster_streams` owns the streams of a pair, `roster_liveness` the states of peers,
+`roster_gossip` what peers tell about peers, `roster_table` the table, `roster_own` ourselves. `now` is
+monotonic seconds that go on while the machine sleeps (CLOCK_BOOTTIME where there is one).
+"""
+
+import random
+import statistics
+from collections.abc import Iterator
+from typing import Final, assert_never
+
+from dugnad.dht.advert import Advert
+from dugnad.dht.heartbeat import HEARTBEAT_S, SILENCE_MIN_S
+from dugnad.dht.ids import PeerId
+from dugnad.dht.messages import (
+    AdvertUpdate,
+    AliveNotice,
+    Hello,
+    Leaving,
+    LostNotice,
+    Message,
+    PeersKnown,
+    Ping,
+    Pong,
+    Refused,
+    WhoSees,
+)
+from dugnad.dht.records import Signer, Verifier, verify_ed25519
+from dugnad.dht.roster_events import (
+    Action,
+    ClockJumped,
+    ClockOffset,
+    DialFailed,
+    Event,
+    GarbageIn,
+    Known,
+    LeaveNow,
+    MessageIn,
+    MyAdvert,
+    Send,
+    StreamDown,
+    StreamUp,
+    Timer,
+)
+from dugnad.dht.roster_gossip import Gossip
+from dugnad.dht.roster_liveness import Liveness
+from dugnad.dht.roster_own import Own, RosterConfig
+from dugnad.dht.roster_streams import MESH_MAX, Streams
+from dugnad.dht.roster_table import ControlStream, Entry, PeerState, State, Table
+
+__all__ = ["MESH_MAX", "PeerState", "Roster", "RosterConfig", "State"]
+
+JUMP_S: Final = SILENCE_MIN_S
+"""A timer that is so late was not late: we did not run."""
+RATE_PER_S: Final = 32.0
+BURST: Final = 256.0
+"""Messages a peer may send: heartbeats are 2 a second, a mesh of 64 that starts at once about 130 in all."""
+ADVERTS_PER_MESSAGE: Final = 4
+"""So many adverts count as one message more (a signature check is about 0.1 ms)."""
+CLOCK_STEP_S: Final = 0.1
+"""Changes of the clock offset below this are not worth telling."""
+
+
+class Roster:
+    """`handle` each event, perform the actions in order, call again with `Timer` at `deadline`."""
+
+    def __init__(
+        self,
+        config: RosterConfig,
+        signer: Signer,
+        advert: Advert,
+        rng: random.Random,
+        verifier: Verifier = verify_ed25519,
+    ) -> None:
+        """`advert` is unsigned; `boot` (random, drawn at start) and `at_ms` (wall clock) must be set in it."""
+        self.me = signer.peer
+        self._out: list[Action] = []
+        self._table = Table()
+        self._own = Own(config, signer, advert, verifier)
+        self._liveness = Liveness(self.me, self._table, self._out, rng)
+        self._gossip = Gossip(self._own, self._table, self._liveness, self._out)
+        self._streams = Streams(self._own, self._table, self._liveness, self._gossip, self._out)
+        self._offset_s = 0.0
+        self._beat_at: float | None = None
+        self._deadline: float | None = None
+
+    # --- questions
+
+    @property
+    def deadline(self) -> float | None:
+        """When `Timer` is wanted, in `now` seconds; None when nothing is waited for."""
+        return self._deadline
+
+    @property
+    def my_advert(self) -> Advert:
+        """Our own advert as it was signed last."""
+        return self._own.advert
+
+    def live(self) -> tuple[PeerId, ...]:
+        """Peers that count as live, without ourselves, sorted; a suspect counts until its verdict."""
+        return self._table.counted()
+
+    def known(self) -> tuple[PeerId, ...]:
+        """All peers in the table, sorted."""
+        return tuple(sorted(entry.peer for entry in self._table))
+
+    def advert(self, peer: PeerId) -> Advert | None:
+        """The newest verified advert of a peer (or of ourselves); None if there is none."""
+        if peer == self.me:
+            return self._own.advert
+        entry = self._table.get(peer)
+        return entry.advert if entry is not None else None
+
+    def addresses(self, peer: PeerId) -> tuple[str, ...]:
+        """Multiaddrs to try for a peer, best first."""
+        entry = self._table.get(peer)
+        return entry.addresses if entry is not None else ()
+
+    def state(self, peer: PeerId) -> PeerState:
+        """How a peer is, why, since when, and when it was last heard."""
+        entry = self._table.get(peer)
+        if entry is None:
+            return PeerState(State.UNKNOWN, "never heard of", float("-inf"), None)
+        return PeerState(entry.state, entry.reason, entry.since, entry.last_seen)
+
+    def rtt(self, peer: PeerId) -> float | None:
+        """The usual round trip to a peer in seconds; None if never measured."""
+        entry = self._table.get(peer)
+        return entry.heartbeat.rtt_s if entry is not None else None
+
+    def clock_offset(self) -> float:
+        """The swarm's median wall clock minus ours, in seconds; ours counts as one of the clocks."""
+        return self._offset_s
+
+    # --- events
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Takes one event at time `now` (never falling) and says what is to be done, in order.
+
+        ValueError only for a `MyAdvert` that cannot be made valid; then nothing has changed.
+        """
+        self._out.clear()
+        self._own.start_clock(now)
+        if self._deadline is not None and now - self._deadline > JUMP_S:
+            self._jumped(now - self._deadline, now)
+        self._dispatch(event, now)
+        for peer, stream, message in self._streams.released():
+            self._judged_in(peer, stream, message, now)
+        self._tick(now)
+        self._deadline = min(self._deadlines(now), default=None)
+        return list(self._out)
+
+    def _dispatch(self, event: Event, now: float) -> None:
+        match event:
+            case Timer(wall_ms):
+                self._own.set_clock(wall_ms, now)
+            case StreamUp():
+                self._streams.opened(event, now)
+            case StreamDown():
+                self._streams.ended(event, now)
+            case MessageIn():
+                self._message_in(event, now)
+            case GarbageIn(peer, stream, reason):
+                entry = self._table.get(peer)
+                if entry is not None and stream in entry.streams:
+                    self._streams.refuse_for(entry, stream, "garbage", reason, now)
+            case DialFailed(peer, reason):
+                entry = self._table.get(peer)
+                if entry is not None:
+                    self._liveness.dial_failed(entry, reason, now)
+            case Known():
+                self._known(event, now)
+            case MyAdvert(advert):
+                self._own.renew(now, advert)
+                self._gossip.send_all(AdvertUpdate(self._own.advert))
+            case LeaveNow():
+                self._own.leaving = True
+                self._gossip.send_all(Leaving(self.me, self._own.advert.incarnation))
+                self._liveness.stop("we left", now)
+            case _:
+                assert_never(event)
+
+    def _known(self, event: Known, now: float) -> None:
+        if event.peer == self.me or self._own.leaving or not self._own.admits(event.peer):
+            return
+        entry = self._table.ensure(event.peer, now)
+        if entry is not None:
+            if entry.state is State.KNOWN and event.source:
+                entry.reason = f"named by {event.source}"
+            entry.add_addresses(event.addresses)
+            self._liveness.named(entry, now)
+
+    # --- messages
+
+    def _message_in(self, event: MessageIn, now: float) -> None:
+        entry, message = self._table.get(event.peer), event.message
+        stream = entry.streams.get(event.stream) if entry is not None else None
+        if entry is None or stream is None:
+            return  # it was on its way when we closed the stream
+        if _floods(entry, message, now):
+            self._streams.refuse_for(entry, stream.number, "flood", "too many messages", now)
+        elif isinstance(message, Refused):
+            self._streams.was_refused(entry, stream, message, now)
+        elif isinstance(message, Hello) != (stream.boot is None):
+            self._streams.refuse_for(
+                entry, stream.number, "garbage", "hello comes first, and once", now
+            )
+        elif isinstance(message, Hello):
+            self._streams.hello(entry, stream, message, now)
+        elif stream.claim is not None:
+            self._streams.hold(stream, message)
+        else:
+            stream.heard_at = now
+            self._liveness.heard(entry, now)
+            self._judged_in(event.peer, event.stream, message, now)
+
+    def _judged_in(self, peer: PeerId, number: int, message: Message, now: float) -> None:
+        """A message on an established stream."""
+        entry = self._table.get(peer)
+        stream = entry.streams.get(number) if entry is not None else None
+        if entry is not None and stream is not None:
+            fault = self._message(entry, stream, message, now)
+            if fault is not None:
+                self._streams.refuse_for(entry, number, "advert", fault, now)
+
+    def _message(
+        self, entry: Entry, stream: ControlStream, message: Message, now: float
+    ) -> str | None:
+        """Does what the message asks for; the fault for which its sender is to be refused, or None."""
+        match message:
+            case Ping(number):
+                entry.heartbeat.beat(now)
+                self._out.append(
+                    Send(entry.peer, stream.number, Pong(number, self._own.wall_ms(now)))
+                )
+            case Pong(number, wall_ms):
+                wall_s = self._own.wall_ms(now) / 1000
+                entry.heartbeat.answered(number, wall_ms / 1000, now, wall_s)
+                self._streams.pong(entry, stream, number, now)
+            case AdvertUpdate(advert):
+                return self._gossip.own_advert(entry, stream, advert)
+            case AliveNotice(advert):
+                if advert.peer == entry.peer:
+                    return self._gossip.own_advert(entry, stream, advert)
+                return self._gossip.vouched(entry, advert, now)
+            case PeersKnown():
+                return self._gossip.peers_known(entry, message, now)
+            case LostNotice():
+                self._gossip.lost_notice(entry, message, now)
+            case WhoSees(peer):
+                self._gossip.who_sees(entry, peer, now)
+            case Leaving():
+                self._gossip.leaving(entry, message, now)
+            case Hello() | Refused():
+                raise AssertionError("judged before")
+            case _:
+                assert_never(message)
+        return None
+
+    # --- time
+
+    def _deadlines(self, now: float) -> Iterator[float]:
+        if self._own.leaving:
+            return
+        dials_full = self._liveness.dials_full()
+        for entry in self._table:
+            yield from self._liveness.deadlines(entry, now, dials_full=dials_full)
+            yield from self._streams.deadlines(entry)
+        for moment in (self._beat_at, self._gossip.news_at):
+            if moment is not None:
+                yield moment
+
+    def _tick(self, now: float) -> None:
+        if self._own.leaving:
+            return
+        for entry in list(self._table):
+            self._streams.tick(entry, now)
+            self._liveness.tick(entry, now)
+        listening = self._table.listening()
+        if not listening:
+            self._beat_at = None
+        elif self._beat_at is None:
+            self._beat_at = now + HEARTBEAT_S
+        elif self._beat_at <= now:
+            self._beat_all(listening, now)
+        self._gossip.collect_news(now)
+        if self._gossip.news_at is not None and self._gossip.news_at <= now:
+            self._gossip.tell_news(now)
+
+    def _beat_all(self, listening: list[Entry], now: float) -> None:
+        self._beat_at = now + HEARTBEAT_S
+        for entry in listening:
+            self._streams.drop_idle(entry, now)
+            for stream in entry.established():
+                self._streams.beat(entry, stream, now)
+        clocks = [entry.heartbeat.clock_s for entry in listening]
+        offset = statistics.median([0.0, *(clock for clock in clocks if clock is not None)])
+        if abs(offset - self._offset_s) > CLOCK_STEP_S:
+            self._offset_s = offset
+            self._out.append(ClockOffset(offset))
+
+    def _jumped(self, seconds: float, now: float) -> None:
+        self._out.append(ClockJumped(seconds))
+        self._liveness.jumped(now)
+        self._beat_at = now  # ask everybody before judging anybody
+        if self._gossip.news_at is not None:
+            self._gossip.news_at = max(self._gossip.news_at, now)
+
+
+def _floods(entry: Entry, message: Message, now: float) -> bool:
+    """Counts a message in the peer's leaking bucket; whether that is more than a peer may send."""
+    adverts = len(message.adverts) if isinstance(message, PeersKnown) else 0
+    drained = (now - entry.spent_at) * RATE_PER_S
+    entry.spent = max(0.0, entry.spent - drained) + 1 + adverts / ADVERTS_PER_MESSAGE
+    entry.spent_at = now
+    return entry.spent > BURST

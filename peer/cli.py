@@ -1,0 +1,368 @@
+"""The command line. Every command is short: heavy modules are imported inside the commands that
+need them, so that `dugnad status` answers in a blink.
+
+Exit codes: 0 ok, 1 failure, 2 bad input, 3 paused, 4 not running, and one for each kind of bad
+input; the table is `dugnad.peer.errors.ERRORS`.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from dugnad.peer.errors import (
+    EXIT_OK,
+    EXIT_PAUSED,
+    UserError,
+)
+from dugnad.peer.paths import Home
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Neighbours who train one model together, with nobody in charge.",
+)
+identity_app = typer.Typer(no_args_is_help=True, help="The key that is this peer.")
+app.add_typer(identity_app, name="identity")
+
+HomeOption = Annotated[
+    Path | None, typer.Option("--home", help="Data folder (default: $DUGNAD_HOME, else your own).")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the first run.")]
+ListenOption = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Where other peers reach this one.")
+]
+AnnounceOption = Annotated[
+    list[str] | None, typer.Option(metavar="MULTIADDR", help="Address to tell others; repeatable.")
+]
+ThreadsOption = Annotated[
+    int | None, typer.Option(help="CPU threads (default: half of the cores).")
+]
+CpuShareOption = Annotated[
+    float | None, typer.Option(help="Share of the time that they may be busy, 0.01 to 1.")
+]
+NameOption = Annotated[str | None, typer.Option(help="The name that others see.")]
+OutboundOption = Annotated[
+    bool | None, typer.Option("--outbound-only", help="Take no connections from others.")
+]
+
+
+@app.command()
+def start(
+    run: Annotated[Path | None, typer.Argument(metavar="RUN.toml", help="The run file.")] = None,
+    *,
+    example: Annotated[bool, typer.Option(help="Print a complete run file and stop.")] = False,
+    new: Annotated[
+        bool, typer.Option(help="A new run, even if this file was started before.")
+    ] = False,
+    home: HomeOption = None,
+    yes: YesOption = False,
+    listen: ListenOption = None,
+    announce: AnnounceOption = None,
+    threads: ThreadsOption = None,
+    cpu_share: CpuShareOption = None,
+    name: NameOption = None,
+    outbound_only: OutboundOption = None,
+) -> None:
+    """Start a run of your own and be its first peer."""
+    if example:
+        from dugnad.peer.runfile import EXAMPLE_RUN
+
+        print(EXAMPLE_RUN, end="")
+        return
+    if run is None:
+        raise UserError(
+            "E001", "start needs a run file", "`dugnad start --example > run.toml` writes one"
+        )
+    from dugnad.peer.config import load_settings
+    from dugnad.peer.starting import prepare_start
+
+    place = Home.locate(home)
+    flags = _flags(yes, listen, announce, threads, cpu_share, name, outbound_only)
+    settings = load_settings(place, flags).settings
+    ready = prepare_start(run, place, settings, new=new)
+    from dugnad.peer.daemon import run_daemon
+
+    _finish(
+        run_daemon(
+            place,
+            settings,
+            manifest=ready.manifest,
+            link=ready.link,
+            corpus_folder=ready.corpus_folder,
+        )
+    )
+
+
+@app.command()
+def join(
+    link: Annotated[str, typer.Argument(metavar="LINK", help="The line that somebody shared.")],
+    *,
+    home: HomeOption = None,
+    yes: YesOption = False,
+    listen: ListenOption = None,
+    announce: AnnounceOption = None,
+    threads: ThreadsOption = None,
+    cpu_share: CpuShareOption = None,
+    name: NameOption = None,
+    outbound_only: OutboundOption = None,
+) -> None:
+    """Lend this machine to a run."""
+    from dugnad.peer.config import load_settings
+    from dugnad.peer.starting import prepare_join
+
+    place = Home.locate(home)
+    flags = _flags(yes, listen, announce, threads, cpu_share, name, outbound_only)
+    settings = load_settings(place, flags).settings
+    ready = prepare_join(link, place, settings)
+    from dugnad.peer.daemon import run_daemon
+
+    _finish(
+        run_daemon(
+            place,
+            settings,
+            manifest=ready.manifest,
+            link=ready.link,
+            corpus_folder=ready.corpus_folder,
+        )
+    )
+
+
+@app.command()
+def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """What the daemon is doing, and if it is not training, why. Exit 3: paused, 4: not running."""
+    answer = _ask(home, "/v1/status")
+    if as_json:
+        _print_json(answer)
+    else:
+        from dugnad.peer.render import status_text
+
+        print(status_text(answer))
+    if answer["state"] == "paused":
+        _finish(EXIT_PAUSED)
+
+
+@app.command()
+def peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """The peers of the swarm, as this daemon sees them."""
+    answer = _ask(home, "/v1/peers")
+    columns = ("name", "peer", "state", "link", "tokens_per_s", "listed_tokens", "last_seen_s")
+    _show(answer, answer, as_json, columns)
+
+
+@app.command()
+def leaderboard(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Who did how much, confirmed by others."""
+    from dugnad.peer.leaderboard import board_text, print_board, read_board
+
+    board = read_board(_ask(home, "/v1/leaderboard"))
+    if as_json:
+        print(board_text(board))
+    else:
+        print_board(board, sys.stdout, now_ms=time.time_ns() // 1_000_000)
+
+
+@app.command()
+def units(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """The work units: open, claimed, trained, listed, settled."""
+    answer = _ask(home, "/v1/units")
+    if not as_json:
+        from dugnad.peer.render import cell
+
+        for key, value in answer.items():
+            if key != "rows":
+                print(f"{key.replace('_', ' ')}: {cell(value)}")
+    if as_json or answer.get("rows"):
+        _show(answer, answer.get("rows", []), as_json)
+
+
+@app.command()
+def leave(
+    home: HomeOption = None,
+    drain: Annotated[
+        bool, typer.Option(help="Hand in first what was learned (--no-drain: go at once).")
+    ] = True,
+) -> None:
+    """Leave the run and stop the daemon."""
+    from dugnad.peer.client import Client
+
+    Client(Home.locate(home)).post("/v1/leave", {"drain": drain})
+    print("leaving, after handing in what was learned" if drain else "leaving at once")
+
+
+@app.command()
+def probe(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Measure what this machine can do."""
+    from dugnad.peer.probe import main as measure
+
+    _finish(measure(Home.locate(home), as_json=as_json))
+
+
+@app.command()
+def demo(
+    *,
+    peers: Annotated[int, typer.Option(min=1, max=16, help="Peers on this machine.")] = 4,
+    minutes: Annotated[float, typer.Option(min=0.2, max=600.0, help="How long to train.")] = 1.5,
+    churn: Annotated[bool, typer.Option(help="Kill one peer and let another join late.")] = True,
+    control: Annotated[bool, typer.Option(help="Also train without exchange, to compare.")] = True,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the results there.")
+    ] = None,
+) -> None:
+    """Train a small model with a swarm on this machine, kill a peer on the way, and say how it
+    went.
+    """
+    from dugnad.peer.demo import main as show
+
+    _finish(
+        show(
+            peers=peers,
+            minutes=minutes,
+            churn=churn,
+            control=control,
+            seed=seed,
+            json_file=json_file,
+        )
+    )
+
+
+@app.command()
+def config(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Every setting of the daemon, its value here, and where that comes from."""
+    from dataclasses import asdict
+
+    from dugnad.peer.config import load_settings
+
+    rows = [asdict(row) for row in load_settings(Home.locate(home)).explain()]
+    _show(rows, rows, as_json)
+
+
+@app.command()
+def version() -> None:
+    """Versions of the program and of what it speaks."""
+    from dugnad.peer.manifest import FORMAT, PROTOCOL
+
+    print(f"dugnad {program_version()}, protocol {PROTOCOL}, manifest format {FORMAT}")
+
+
+@identity_app.command("show")
+def identity_show(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """The id and the name of this peer."""
+    place = Home.locate(home)
+    if not place.identity_key.exists():
+        raise UserError(
+            "E024",
+            f"there is no identity in {place.root} yet",
+            "`dugnad identity create` makes one; so do `dugnad join` and `dugnad start`",
+        )
+    _show_identity(place, as_json)
+
+
+@identity_app.command("create")
+def identity_create(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Make the key now, to send its id to the organiser of a run that is not open."""
+    place = Home.locate(home)
+    place.create()
+    from dugnad.dht.identity import Identity, IdentityError
+    from dugnad.peer.starting import identity_error
+
+    try:
+        Identity.create(place.identity_key)
+    except IdentityError as error:
+        raise identity_error(error) from error
+    _show_identity(place, as_json)
+
+
+def program_version() -> str:
+    """The version of the installed distribution, or 'unknown' when run from a bare tree."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("dugnad")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs one command and exits with its code; errors that a person can put right go to stderr."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="dugnad")
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)  # 128 + SIGINT, as shells expect
+    sys.exit(EXIT_OK)
+
+
+def _flags(
+    yes: bool,
+    listen: str | None,
+    announce: list[str] | None,
+    threads: int | None,
+    cpu_share: float | None,
+    name: str | None,
+    outbound_only: bool | None,
+) -> dict[str, object]:
+    return {
+        "yes": yes or None,
+        "listen": listen,
+        "announce": announce or None,
+        "threads": threads,
+        "cpu_share": cpu_share,
+        "name": name,
+        "outbound_only": outbound_only,
+    }
+
+
+def _ask(home: Path | None, path: str) -> Any:
+    """What the daemon answers; Any: JSON of the shapes in `dugnad.peer.views`."""
+    from dugnad.peer.client import Client
+
+    return Client(Home.locate(home)).get(path)
+
+
+def _show(answer: Any, rows: Any, as_json: bool, columns: Sequence[str] = ()) -> None:
+    """Prints JSON, or `rows` as a table. Any: as for `_ask`."""
+    if as_json:
+        _print_json(answer)
+        return
+    from dugnad.peer.render import table
+
+    print(table(rows, columns))
+
+
+def _show_identity(home: Home, as_json: bool) -> None:
+    from dugnad.dht.identity import Identity, IdentityError
+    from dugnad.dht.ids import name_of, peer_text
+    from dugnad.peer.render import pairs
+    from dugnad.peer.starting import identity_error
+
+    try:
+        peer = Identity.load(home.identity_key).peer
+    except IdentityError as error:
+        raise identity_error(error) from error
+    fields = {"peer": peer_text(peer), "name": name_of(peer), "key": str(home.identity_key)}
+    if as_json:
+        _print_json(fields)
+    else:
+        print(pairs(list(fields.items())))
+
+
+def _print_json(value: Any) -> None:
+    """Any: whatever JSON can hold."""
+    print(json.dumps(value, indent=2))
+
+
+def _finish(code: int) -> NoReturn:
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""A work unit's contract: what a machine must have to take it, and how often it may be tried."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+UNIT_SECONDS_MAX: Final = 600.0
+"""A unit that would take longer than this on a machine is not for it: ten times the minute that the
+design gives a slow machine. Larger work wants a smaller unit, not a longer wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What a unit of this run needs.
+
+    `memory_bytes` in the device that trains; `dtypes` that are accepted (by their torch names, such
+    as "float32"), any one is enough; `flops` floating point operations for the whole unit;
+    `splittable` whether a part of a unit may be trained and handed in; `attempts` how often one
+    peer may try it.
+    """
+
+    memory_bytes: int
+    dtypes: tuple[str, ...]
+    flops: float
+    splittable: bool
+    attempts: int
+
+
+class Capabilities(Protocol):
+    """The part of an advert, or of a probe, that a contract asks about. None means unknown."""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Memory that the owner lets us use, in bytes."""
+        ...
+
+    @property
+    def flops(self) -> Mapping[str, float]:
+        """Measured speed per dtype, in operations a second; what is absent is not usable."""
+        ...
+
+
+def can_take(contract: Contract, capabilities: Capabilities) -> tuple[bool, str]:
+    """Whether such a machine can take a unit, and why not (or with which dtype)."""
+    memory = capabilities.memory_bytes
+    if memory is None:
+        return False, "its memory is unknown"
+    if memory < contract.memory_bytes:
+        return False, f"needs {_mega(contract.memory_bytes)} MB of memory, has {_mega(memory)} MB"
+    measured = capabilities.flops
+    usable = [d for d in contract.dtypes if measured.get(d, 0.0) > 0.0]
+    if not usable:
+        return False, f"none of {', '.join(contract.dtypes)} was measured on it"
+    dtype = max(usable, key=lambda d: measured[d])
+    seconds = contract.flops / measured[dtype]
+    if seconds > UNIT_SECONDS_MAX and not contract.splittable:
+        return False, f"a unit would take {seconds:.0f} s, more than {UNIT_SECONDS_MAX:.0f} s"
+    return True, f"about {seconds:.2g} s a unit in {dtype}"
+
+
+def _mega(size: int) -> int:
+    return round(size / 1e6)

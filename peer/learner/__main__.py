@@ -1,0 +1,86 @@
+"""The training process: `python -m dugnad.peer.learner --fd N`, started by `dugnad.peer.trainer`
+only.
+
+It prepares itself (politeness, signals, a leash to its parent) before torch is loaded, which takes
+seconds. The daemon alone decides when it ends: by Stop, by closing the socket, or by dying itself.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+from typing import Final
+
+import psutil
+
+from dugnad.peer.learner.protocol import (
+    EXIT_DISCONNECTED,
+    EXIT_OUT_OF_MEMORY,
+    EXIT_PROTOCOL,
+    EXIT_UNFIT,
+    REASON_CHARS_MAX,
+    Failed,
+    ProtocolError,
+)
+
+NICE: Final = 10
+"""The daemon, at 0, answers in time however busy the learner is; so does what the volunteer does.
+"""
+PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
+
+def main() -> int:
+    """Run the learner on the socket given by `--fd`; the exit code tells the daemon why it
+    ended.
+    """
+    parser = argparse.ArgumentParser(prog="dugnad-learner")
+    parser.add_argument("--fd", type=int, required=True, help="the socket to the daemon")
+    connection = socket.socket(fileno=parser.parse_args().fd)
+    _leash()
+    _be_polite()
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    # Imported here: everything above must hold while torch loads.
+    from dugnad.peer.learner.loop import Disconnected, Learner, Port, Unfit
+    from dugnad.peer.learner.stepper import OutOfMemory
+
+    if cores is not None:
+        os.sched_setaffinity(0, cores)  # loading torch may have reset it
+    port = Port(connection)
+    try:
+        Learner(port, port.start()).run()
+    except Disconnected:
+        return EXIT_DISCONNECTED
+    except (OutOfMemory, ProtocolError, Unfit, ValueError) as error:
+        print(error, file=sys.stderr)
+        with contextlib.suppress(Disconnected):
+            port.send(Failed(str(error)[:REASON_CHARS_MAX]))
+        if isinstance(error, OutOfMemory):
+            return EXIT_OUT_OF_MEMORY
+        return EXIT_PROTOCOL if isinstance(error, ProtocolError) else EXIT_UNFIT
+    return 0
+
+
+def _leash() -> None:
+    """Die when the daemon dies (Linux; elsewhere the closed socket tells), and leave signals to
+    it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Ctrl-C and service managers signal the whole group; the daemon hands in, then it ends us.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _be_polite() -> None:
+    """Yield processor and disk to everything else on the machine, where the system lets us."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
+    with contextlib.suppress(psutil.Error, OSError, AttributeError):
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

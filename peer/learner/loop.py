@@ -1,0 +1,288 @@
+"""The learner's loop: between two steps it does what the daemon asked, and then it trains on.
+
+It never waits for the daemon while it has work, and it never sits on work: fewer sequences than a
+batch are trained on after IDLE_WAIT_S. One thread, straight line.
+"""
+
+import math
+import select
+import socket
+import time
+from typing import Final, assert_never
+
+import torch
+
+from dugnad.peer.corpus import TokenFile, sequence_count
+from dugnad.peer.learner.anchors import Anchors
+from dugnad.peer.learner.device import Wishes, choose
+from dugnad.peer.learner.memory import Region
+from dugnad.peer.learner.parameters import FlatModel
+from dugnad.peer.learner.protocol import (
+    Added,
+    AddIn,
+    Copied,
+    CopyOut,
+    Evaluate,
+    Evaluated,
+    FrameReader,
+    FromLearner,
+    Idle,
+    Pause,
+    ProtocolError,
+    Ready,
+    Resume,
+    Sample,
+    Sampled,
+    SetCpuShare,
+    SetMicroBatch,
+    Start,
+    Step,
+    Stop,
+    ToLearner,
+    Work,
+    pack,
+    unpack_to_learner,
+)
+from dugnad.peer.learner.schedule import learning_rate
+from dugnad.peer.learner.stepper import Stepper
+from dugnad.peer.learner.workqueue import WorkQueue
+
+IDLE_WAIT_S: Final = 0.2
+"""How long a part of a batch waits for the rest: longer than the daemon takes to answer a Step."""
+SKIPPED_IN_A_ROW_MAX: Final = 5
+"""Steps without a finite gradient before the learner gives up: one may be bad data, five are a bad
+state."""
+RECEIVE_BYTES: Final = 1 << 16
+
+
+class Disconnected(Exception):
+    """The daemon's end of the socket is closed: nobody is left to train for."""
+
+
+class Unfit(Exception):
+    """The learner cannot go on from its state: the text is for the daemon's log."""
+
+
+class Port:
+    """Messages over the socket pair, blocking; frames that came together are handed out
+    together.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._frames = FrameReader()
+        self._held: list[ToLearner] = []
+
+    def start(self) -> Start:
+        """The first message, which must be Start; what came with it is kept for `receive`."""
+        while not self._held:
+            self._held = self.receive(None)
+        first = self._held.pop(0)
+        if not isinstance(first, Start):
+            raise ProtocolError(f"{type(first).__name__} came before Start")
+        return first
+
+    def send(self, message: FromLearner) -> None:
+        """Send one message. Disconnected when the daemon is gone."""
+        try:
+            self._connection.sendall(pack(message))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise Disconnected from error
+
+    def receive(self, wait_s: float | None) -> list[ToLearner]:
+        """Messages that are there, or come first within `wait_s` (None: as long as it takes)."""
+        messages, self._held = self._held, []
+        ready, _, _ = select.select([self._connection], [], [], 0.0 if messages else wait_s)
+        while ready:
+            try:
+                data = self._connection.recv(RECEIVE_BYTES)
+            except ConnectionResetError as error:
+                raise Disconnected from error
+            if not data:
+                raise Disconnected
+            messages += [unpack_to_learner(body) for body in self._frames.feed(data)]
+            ready, _, _ = select.select([self._connection], [], [], 0.0)
+        return messages
+
+
+class Learner:
+    """The state of one training process; `run` returns when the daemon says Stop."""
+
+    def __init__(self, port: Port, start: Start) -> None:
+        self._port = port
+        self._start = start
+        count = start.table.total
+        self._out = Region.attach(start.regions.out, count)
+        self._inward = Region.attach(start.regions.inward, count)
+        self._anchor = Region.attach(start.regions.anchor, count)
+        self._tokens = TokenFile.from_fd(start.tokens_fd)
+        self._queue = WorkQueue()
+        self._step = start.first_step
+        self._swarm_tokens = 0
+        self._cpu_share = start.cpu_share
+        self._skipped_in_a_row = 0
+        self._paused = False
+        self._stopping = False
+        self._idle_said = False
+        self._short_since = 0.0  # when the queue was first seen with less than a batch
+        self._rest_until = 0.0
+
+    def run(self) -> None:
+        """Choose device and micro-batch, say Ready, and train until Stop.
+
+        OutOfMemory, Unfit, ProtocolError and Disconnected end it; ValueError when Start cannot be
+        met.
+        """
+        self._prepare()
+        while not self._stopping:
+            self._handle_all(self._port.receive(0.0))
+            wait_s = self._patience()
+            if wait_s == 0.0:
+                self._train()
+                continue
+            if not (self._queue or self._idle_said or self._paused or self._stopping):
+                self._idle_said = True
+                self._port.send(Idle())
+            if not self._stopping:
+                self._handle_all(self._port.receive(wait_s))
+
+    def _prepare(self) -> None:
+        start = self._start
+        torch.set_num_threads(start.threads)
+        torch.manual_seed(start.seed)
+        torch.set_flush_denormal(True)  # moments of unused rows fade into slow subnormals otherwise
+        wishes = Wishes(start.device, start.dtype, start.micro_batch)
+        choice = choose(wishes, start.optimiser.batch_sequences, self._make)
+        self._stepper = choice.stepper
+        self._model = choice.stepper.model
+        self._anchors = Anchors(start.config, start.table, self._model.device)
+        self._port.send(
+            Ready(
+                device=str(self._model.device),
+                dtype=str(self._stepper.dtype).removeprefix("torch."),
+                micro_batch=self._stepper.micro_batch,
+                tokens_per_s=choice.tokens_per_s,
+                threads=torch.get_num_threads(),
+            )
+        )
+
+    def _make(self, device: torch.device, dtype: torch.dtype) -> Stepper:
+        model = FlatModel(self._start.config, self._start.table, device)
+        model.load(self._anchor.array)
+        return Stepper(model, self._start.optimiser, self._tokens, dtype)
+
+    def _patience(self) -> float | None:
+        """Seconds to listen before the next step; 0: train now; None: there is nothing to train
+        on.
+        """
+        if self._paused or self._stopping or not self._queue:
+            return None
+        now = time.monotonic()
+        until = self._rest_until
+        if len(self._queue) < self._start.optimiser.batch_sequences:
+            until = max(until, self._short_since + IDLE_WAIT_S)
+        return max(0.0, until - now)
+
+    def _handle_all(self, messages: list[ToLearner]) -> None:
+        for message in messages:
+            if not self._stopping:
+                self._handle(message)
+
+    def _handle(self, message: ToLearner) -> None:
+        match message:
+            case Work():
+                self._take_work(message)
+            case CopyOut() | AddIn():
+                self._move(message)
+            case Evaluate():
+                self._evaluate(message)
+            case Sample():
+                text = self._anchors.sample(
+                    self._anchor.array, message.prompt, message.length, message.seed
+                )
+                self._port.send(Sampled(message.ticket, text))
+            case Pause():
+                self._paused = True
+            case Resume():
+                self._paused = False
+            case SetMicroBatch():
+                self._stepper.micro_batch = message.sequences
+            case SetCpuShare():
+                self._cpu_share = message.share
+            case Stop():
+                self._stopping = True
+            case Start():
+                raise ProtocolError("Start came twice")
+            case _:
+                assert_never(message)
+
+    def _take_work(self, work: Work) -> None:
+        self._check_sequences(work.sequences)
+        try:
+            self._queue.add(work)
+        except OverflowError as error:
+            raise ProtocolError(str(error)) from error
+        self._swarm_tokens = work.swarm_tokens
+        self._idle_said = False
+        self._short_since = time.monotonic()
+
+    def _check_sequences(self, sequences: list[int]) -> None:
+        count = sequence_count(self._tokens.data.size, self._start.config.context)
+        if sequences and not (min(sequences) >= 0 and max(sequences) < count):
+            raise ProtocolError(f"a sequence beyond the {count} of the token file")
+
+    def _move(self, verb: CopyOut | AddIn) -> None:
+        if not 0 <= verb.fragment < len(self._start.table.fragments):
+            raise ProtocolError(f"there is no fragment {verb.fragment}")
+        begin = time.perf_counter()
+        if isinstance(verb, CopyOut):
+            self._model.copy_out(verb.fragment, self._out.array)
+            answer: type[Copied | Added] = Copied
+        else:
+            self._model.add_in(verb.fragment, self._inward.array)
+            answer = Added
+        seconds = time.perf_counter() - begin
+        self._port.send(answer(verb.ticket, verb.fragment, self._step, seconds))
+
+    def _evaluate(self, message: Evaluate) -> None:
+        self._check_sequences(message.sequences)
+        begin = time.perf_counter()
+        loss = self._anchors.evaluate(
+            self._anchor.array, self._tokens, message.sequences, self._stepper.micro_batch
+        )
+        tokens = len(message.sequences) * self._start.config.context
+        seconds = time.perf_counter() - begin
+        self._port.send(Evaluated(message.ticket, loss, tokens, seconds))
+
+    def _train(self) -> None:
+        settings = self._start.optimiser
+        batch = self._queue.take(settings.batch_sequences)
+        self._swarm_tokens += len(batch.sequences) * self._start.config.context
+        rate = learning_rate(settings, self._swarm_tokens)
+        begin, begin_cpu = time.perf_counter(), time.process_time()
+        result = self._stepper.step(batch.sequences, rate)
+        seconds = time.perf_counter() - begin
+        self._step += 1
+        self._short_since = time.monotonic()
+        self._rest_until = self._short_since + self._rest(seconds, time.process_time() - begin_cpu)
+        self._port.send(
+            Step(
+                step=self._step,
+                tokens=result.tokens,
+                loss=result.loss if math.isfinite(result.loss) else math.inf,
+                seconds=seconds,
+                pieces=batch.pieces,
+                queued_sequences=len(self._queue),
+                learning_rate=rate,
+                micro_batch=self._stepper.micro_batch,
+                skipped=result.skipped,
+            )
+        )
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if result.skipped else 0
+        if self._skipped_in_a_row == SKIPPED_IN_A_ROW_MAX:
+            raise Unfit(f"loss or gradient was not finite in {SKIPPED_IN_A_ROW_MAX} steps in a row")
+
+    def _rest(self, seconds: float, cpu_seconds: float) -> float:
+        """Seconds to rest so that no more than `cpu_share` of a thread, or of a device, is used."""
+        busy = cpu_seconds / self._start.threads if self._model.device.type == "cpu" else seconds
+        return max(0.0, busy / self._cpu_share - seconds)

@@ -1,0 +1,120 @@
+"""Plain text for the terminal: aligned columns, quick to print, safe to paste.
+
+No colour and no markup: what peers call themselves is hostile text, and `dugnad status` has to be
+quick.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from dugnad.peer.views import printable
+
+CELL_CHARS_MAX: Final = 56
+ROWS_SHOWN_MAX: Final = 200
+"""More rows than anybody reads; --json has them all."""
+
+Row = Mapping[str, Any]
+"""One JSON object of the control API; Any: its values are whatever JSON holds."""
+
+
+def table(rows: Sequence[Row], columns: Sequence[str] = ()) -> str:
+    """`rows` as aligned columns under their names; numbers to the right. 'none' when there are
+    none.
+    """
+    if not rows:
+        return "none"
+    names = list(columns) or list(rows[0])
+    cells = [[cell(row.get(name)) for name in names] for row in rows[:ROWS_SHOWN_MAX]]
+    heads = [_heading(name) for name in names]
+    widths = [max(len(line[i]) for line in [heads, *cells]) for i in range(len(names))]
+    right = [all(_is_number(row.get(name)) for row in rows) for name in names]
+    lines = [
+        "  ".join(
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in [heads, *cells]
+    ]
+    if len(rows) > ROWS_SHOWN_MAX:
+        lines.append(f"and {len(rows) - ROWS_SHOWN_MAX} more (--json shows all)")
+    return "\n".join(lines)
+
+
+def pairs(rows: Sequence[tuple[str, str]]) -> str:
+    """Rows of (what, text), aligned."""
+    width = max(len(what) for what, _ in rows)
+    return "\n".join(f"{what:<{width}}  {text}" for what, text in rows)
+
+
+def cell(value: object) -> str:
+    """One value as short text; what is not known is a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
+    if isinstance(value, Mapping):
+        return printable(", ".join(f"{k} {cell(v)}" for k, v in value.items()), CELL_CHARS_MAX)
+    if isinstance(value, list | tuple):
+        return printable(" ".join(cell(one) for one in value), CELL_CHARS_MAX)
+    return printable(str(value), CELL_CHARS_MAX)
+
+
+def status_text(status: Row) -> str:
+    """The one screen of `dugnad status`, from the JSON of a `Status`."""
+    loss, train = status["anchor_loss"], status["train_loss"]
+    rows = [
+        ("state", f"{cell(status['state'])}" + (f": {r}" if (r := cell(status["reason"])) else "")),
+        ("run", f"{cell(status['name'])}  {cell(status['run'])}"),
+        ("peer", cell(status["peer"])),
+        (
+            "speed",
+            f"{cell(status['tokens_per_s'])} tokens/s here, "
+            f"{cell(status['swarm_tokens_per_s'])} in the swarm of {status['peers_live']}",
+        ),
+        (
+            "done",
+            f"{cell(status['tokens'])} tokens here in {cell(status['step'])} steps, "
+            f"{cell(status['swarm_tokens'])} in the swarm",
+        ),
+        ("loss", f"{_loss(loss)} of the agreed model (held out), {_loss(train)} in training here"),
+        (
+            "merges",
+            f"{cell(status['merges'])}, every {_seconds(status['interval_s'])}, "
+            f"longest gap {_seconds(status['longest_gap_s'])}, codec {cell(status['codec'])}",
+        ),
+        ("versions", cell(status["versions"])),
+        ("units", cell(status["units"]) or "-"),
+        ("network", f"{_mega(status['bytes_sent'])} up, {_mega(status['bytes_received'])} down"),
+        ("up", f"{_seconds(status['uptime_s'])}, process {status['pid']}"),
+        ("version", cell(status["version"])),
+        ("link", printable(str(status["link"]), 1000)),
+    ]
+    return pairs(rows)
+
+
+def _heading(name: str) -> str:
+    """A field's name as a heading, its unit last: `last_seen_s` is 'last seen, s'."""
+    words = name.replace("_per_s", "/s").replace("_", " ")
+    return words.removesuffix(" s") + ", s" if words.endswith(" s") else words
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _loss(value: float | None) -> str:
+    return "not measured yet" if value is None else f"{value:.3f}"
+
+
+def _mega(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+def _seconds(value: float) -> str:
+    if value < 120:
+        return f"{value:.1f} s"
+    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"

@@ -1,0 +1,144 @@
+"""What a daemon shows of itself: the values that the control API, the command line and the pages
+read.
+
+Every number carries its unit in its name. An absent measurement is None, never an invented zero.
+"""
+
+import unicodedata
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+NAME_CHARS_MAX: Final = 32
+"""Of a peer's label, as shown: volunteers.md 2.4."""
+EVENTS_PER_REPLY_MAX: Final = 500
+"""Events in one answer; whoever wants more asks again from the last number."""
+
+# Control, format (bidi overrides, zero-width), surrogate, private use, unassigned, line and
+# paragraph separators.
+_HOSTILE_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """One daemon at one moment. `state` is one word, `reason` says in one line why it is not
+    training.
+    """
+
+    run: str
+    name: str
+    peer: str
+    state: str
+    reason: str
+    pid: int
+    uptime_s: float
+    started_at_ms: int
+    version: str
+    step: int
+    tokens: int
+    tokens_per_s: float
+    swarm_tokens: int
+    swarm_tokens_per_s: float
+    peers_live: int
+    versions: list[int]
+    heads: list[str]
+    """Digest of each fragment's head, hexadecimal."""
+    anchor_loss: float | None
+    """Held-out loss of the agreed parameters, nats a token."""
+    train_loss: float | None
+    merges: int
+    interval_s: float
+    """Usual time between two merges of the swarm."""
+    longest_gap_s: float
+    units: dict[str, int]
+    """Units by state: open, claimed, trained, listed, settled, twice, lost."""
+    addresses: list[str]
+    link: str
+    residual_norm_share: float
+    """Norm of what is not yet handed in, as a share of the last hand-in's norm."""
+    bytes_sent: int
+    bytes_received: int
+    codec: str
+    last_takeover_s: float | None
+    """From the moment a peer's loss was seen until its units were claimed by others."""
+    join_to_listed_s: float | None
+    """From this daemon's start to its first listed contribution."""
+
+
+class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One peer of the swarm as this daemon sees it. `link` is direct, relayed or unknown."""
+
+    peer: str
+    name: str
+    state: str
+    speed_class: int
+    tokens_per_s: float
+    link: str
+    since_s: float
+    last_seen_s: float
+    listed_tokens: int
+    version: str
+    addresses: list[str]
+
+
+class EventRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened, in plain words. `n` rises by one with each event of this daemon."""
+
+    n: int
+    at_ms: int
+    kind: str
+    text: str
+    data: dict[str, str | int | float]
+
+
+class DaemonView(Protocol):
+    """What the control API asks of a daemon. All of it answers at once, from memory."""
+
+    def status(self) -> Status:
+        """How this daemon is."""
+        ...
+
+    def peers(self) -> list[PeerRow]:
+        """The peers of the swarm, this one included."""
+        ...
+
+    def leaderboard(self) -> Mapping[str, object]:
+        """The board, as `dugnad.peer.leaderboard.board_view` makes it."""
+        ...
+
+    def units(self) -> Mapping[str, object]:
+        """The work units: counts by state, and `rows` of those that are open; everything can be
+        JSON.
+        """
+        ...
+
+    def events(self, since: int) -> list[EventRow]:
+        """Events with `n` > `since`, oldest first; those that were forgotten are left out."""
+        ...
+
+    def request_leave(self, drain: bool) -> None:
+        """Starts leaving and returns; with `drain`, what was learned is handed in first."""
+        ...
+
+
+def printable(text: str, limit: int = NAME_CHARS_MAX) -> str:
+    """`text` without control, bidi and other invisible characters, on one line, at most `limit`
+    long.
+
+    For everything that a stranger wrote and a person reads.
+    """
+    kept = "".join(
+        c for c in text[: 4 * limit] if unicodedata.category(c) not in _HOSTILE_CATEGORIES
+    )
+    return kept if len(kept) <= limit else kept[: limit - 1] + "…"
+
+
+def text_fault(text: str, limit: int) -> str:
+    """Why `text` may not be a name in a manifest ('' when it may): too long, or with invisible
+    characters.
+    """
+    if len(text) > limit:
+        return f"has {len(text)} characters, at most {limit} are allowed"
+    if any(unicodedata.category(c) in _HOSTILE_CATEGORIES for c in text):
+        return "has control or invisible characters"
+    return ""

@@ -1,0 +1,1 @@
+"""Simulated time, network and peers that drive the real protocol cores."""

@@ -1,0 +1,644 @@
+"""An in-memory swarm under a virtual clock: the daemon's exchange cores on a seeded, bad network.
+
+Everything that happens is an entry in one heap of (time, number, what). Every peer, link and fault
+draws from a generator of its own, derived from the seed, so that adding a peer does not shift the
+others. After every event the checkers look at the peer concerned; a violation raises with the
+seed and the story of that peer. Learning is played by integer-made steps, exact in float32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from dugnad.averaging import events as ev
+from dugnad.averaging import formats as fm
+from dugnad.averaging.buffers import AnchorState
+from dugnad.averaging.codecs import CODECS
+from dugnad.averaging.exchange import Exchange
+from dugnad.averaging.fragments import Group
+from dugnad.averaging.lineage import LineageRules
+from dugnad.averaging.outer import bits_of
+from dugnad.averaging.tree import Vector, array_root
+from dugnad.averaging.view import ExchangeSettings
+from dugnad.averaging.worker import FragmentRules, FragmentWorker, Progress, WorkError
+from dugnad.dht.ids import PeerId, RunId
+from dugnad.simulation.checks import Checks, Violation
+
+RUN: Final = RunId(hashlib.sha256(b"simulated run").digest())
+SEQUENCE_TOKENS: Final = 16
+WALL_START_S: Final = 1_700_000_000.0
+STORY_MAX: Final = 400
+"""Lines of a peer's story kept for a violation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """How bad the network and the machines are. Seconds and probabilities."""
+
+    latency_low_s: float = 0.005
+    latency_high_s: float = 0.15
+    loss: float = 0.0
+    """A control message vanishes (a stream that broke and came back)."""
+    duplication: float = 0.0
+    send_loss: float = 0.0
+    """A contribution's stream breaks; half of the time after the payload arrived."""
+    fetch_loss: float = 0.0
+    detect_low_s: float = 0.02
+    detect_high_s: float = 0.5
+    job_high_s: float = 0.1
+    """Merging, encoding and signing take up to this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSettings:
+    """One simulated swarm."""
+
+    seed: int
+    peers: int = 4
+    fragments: int = 1
+    size: int = 24
+    interval_s: float = 4.0
+    merge_floor_s: float = 0.5
+    step_s: float = 0.25
+    codec: str = "int8"
+    rule: str = "mean"
+    eta: float = 0.7
+    mu: float = 0.5
+    staleness: int = 2
+    horizon: int = 4
+    member_versions: int = 8
+    weather: Weather = Weather()
+
+
+def peer_of(number: int) -> PeerId:
+    """The key of simulated peer ``number``."""
+    return PeerId(hashlib.sha256(f"peer {number}".encode()).digest())
+
+
+def seal(peer: PeerId, message: bytes) -> bytes:
+    """A stand-in for a signature: 64 bytes that depend on the peer and the message."""
+    one = hashlib.sha256(peer + message).digest()
+    return one + one
+
+
+@dataclass(frozen=True, slots=True)
+class SimSigner:
+    """Signs with :func:`seal`."""
+
+    peer: PeerId
+
+    def sign(self, message: bytes) -> bytes:
+        """The stand-in signature of ``message``."""
+        return seal(self.peer, message)
+
+
+@dataclass(slots=True)
+class Disk:
+    """What survives a crash: promises and the newest seq, per fragment."""
+
+    seqs: dict[int, int] = field(default_factory=dict)
+    headers: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
+    """(fragment, parent) -> the header signed on top of it."""
+
+
+@dataclass(slots=True)
+class SimFragment:
+    """One fragment of one peer: core, numbers, and the learner's part of it."""
+
+    core: Exchange
+    worker: FragmentWorker
+    theta: Vector
+    progress: np.ndarray
+    """All inner progress since the start (G of the invariant), float64."""
+    rounding: np.ndarray
+    """Rounding of own merges that stands in the residual without being progress."""
+    given_up: np.ndarray
+    """Progress listed in a lineage that was left more than F versions deep, without its join."""
+    head: bytes
+    steps_handed: int = 0
+    pieces: deque[fm.UnitPiece] = field(default_factory=deque)
+    timer: int = 0
+    events: int = 0
+
+
+@dataclass(slots=True)
+class SimPeer:
+    """One simulated daemon with its learner."""
+
+    number: int
+    peer: PeerId
+    rng: random.Random
+    disk: Disk
+    fragments: list[SimFragment]
+    alive: bool = True
+    frozen_until: float = 0.0
+    step: int = 0
+    step_s: float = 0.25
+    live: set[PeerId] = field(default_factory=set)
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_MAX))
+    born: int = 0
+    """Counts restarts: what was scheduled for an earlier life is dropped."""
+
+
+class World:
+    """The swarm, its network and its clock."""
+
+    def __init__(self, settings: WorldSettings) -> None:
+        self.settings = settings
+        self.now = 0.0
+        self.heap: list[tuple[float, int, Callable[[], None]]] = []
+        self.counter = 0
+        self.peers: dict[PeerId, SimPeer] = {}
+        self.links: dict[tuple[PeerId, PeerId], random.Random] = {}
+        self.blocked: set[tuple[PeerId, PeerId]] = set()
+        self.trace = hashlib.sha256()
+        self.checks = Checks(settings.size, settings.horizon)
+        self.genesis = [self._genesis(p) for p in range(settings.fragments)]
+        self.events = 0
+        self.messages = 0
+        self.merged_at: list[list[float]] = [[] for _ in range(settings.fragments)]
+
+    # -- making peers --------------------------------------------------------------------------
+
+    def rng(self, *names: object) -> random.Random:
+        """A generator of its own for whatever the names name."""
+        text = "/".join(str(name) for name in (self.settings.seed, *names))
+        return random.Random(hashlib.sha256(text.encode()).digest())
+
+    def _genesis(self, fragment: int) -> AnchorState:
+        rng = self.rng("genesis", fragment)
+        values = [rng.randint(-128, 128) / 128.0 for _ in range(self.settings.size)]
+        return AnchorState.fresh(np.array(values, np.float32))
+
+    def add(self, number: int, *, step_s: float | None = None, disk: Disk | None = None) -> SimPeer:
+        """Start peer ``number`` at version 0; peers find each other after a moment."""
+        peer = peer_of(number)
+        disk = disk or Disk()
+        born = self.peers[peer].born + 1 if peer in self.peers else 0
+        sim = SimPeer(
+            number, peer, self.rng("peer", number, born), disk, [], step_s=step_s or self.settings.step_s
+        )
+        sim.born = born
+        sim.fragments = [self._fragment(sim, p) for p in range(self.settings.fragments)]
+        self.peers[peer] = sim
+        for p in range(self.settings.fragments):
+            self._tell(sim, p, ev.Pace(self.settings.interval_s, WALL_START_S))
+            self._tell(sim, p, ev.LearnerState(True))
+        for other in list(self.peers.values()):
+            if other is not sim and other.alive:
+                self._meet(sim, other)
+        self._schedule_step(sim)
+        return sim
+
+    def _fragment(self, sim: SimPeer, p: int) -> SimFragment:
+        s = self.settings
+        anchor = self.genesis[p]
+        lineage = LineageRules(
+            run=RUN,
+            fragment=p,
+            staleness=s.staleness,
+            horizon=s.horizon,
+            member_versions=s.member_versions,
+            merge_floor_ms=int(s.merge_floor_s * 1000),
+            genesis_theta_root=array_root(anchor.theta),
+            genesis_time_ms=int(WALL_START_S * 1000) - 60_000,
+            sequence_tokens=SEQUENCE_TOKENS,
+        )
+        eta, mu = bits_of(s.eta), bits_of(s.mu)
+        core = Exchange(
+            ExchangeSettings(
+                me=sim.peer,
+                lineage=lineage,
+                eta_bits=eta,
+                mu_bits=mu,
+                can_home=True,
+                boot=sim.born,
+                first_seq=sim.disk.seqs.get(p, 0) + 1,
+                phase=p / s.fragments,
+            )
+        )
+        core.view.promised.update(
+            {parent: d for (frag, parent), d in sim.disk.headers.items() if frag == p}
+        )
+        half = s.size // 2
+        rules = FragmentRules(
+            run=RUN,
+            fragment=p,
+            groups=(Group(0, half, "matrix"), Group(half, s.size, "embedding")),
+            rule=s.rule,
+            hand_in_codec=s.codec,
+            commit_codec="int8" if s.codec != "float32" else "float32",
+            eta_bits=eta,
+            mu_bits=mu,
+        )
+        worker = FragmentWorker.start(rules, sim.peer, core.head.digest, anchor)
+        zeros = [np.zeros(s.size, np.float64) for _ in range(3)]
+        return SimFragment(core, worker, anchor.theta.copy(), *zeros, core.head.digest)
+
+    def _meet(self, a: SimPeer, b: SimPeer) -> None:
+        for one, two in ((a, b), (b, a)):
+            if (one.peer, two.peer) in self.blocked or (two.peer, one.peer) in self.blocked:
+                continue
+            delay = self._link(one.peer, two.peer).uniform(0.0, 0.5)
+            self.later(delay, self._up(one, two))
+
+    def _up(self, sim: SimPeer, other: SimPeer) -> Callable[[], None]:
+        born = (sim.born, other.born)
+
+        def up() -> None:
+            if (sim.born, other.born) == born and sim.alive and other.alive:
+                sim.live.add(other.peer)
+                for p in range(self.settings.fragments):
+                    self._tell(sim, p, ev.PeerUp(other.peer))
+
+        return up
+
+    def kill(self, peer: PeerId) -> None:
+        """Kill -9: the others learn of it by end-of-stream, each a moment later."""
+        sim = self.peers[peer]
+        sim.alive = False
+        self._log(sim, "killed")
+        for other in self.peers.values():
+            if other.alive and peer in other.live:
+                self._lose(other, peer)
+
+    def _lose(self, sim: SimPeer, peer: PeerId) -> None:
+        weather, born = self.settings.weather, sim.born
+        delay = self._link(peer, sim.peer).uniform(weather.detect_low_s, weather.detect_high_s)
+
+        def down() -> None:
+            blocked = (sim.peer, peer) in self.blocked or (peer, sim.peer) in self.blocked
+            if sim.born == born and sim.alive and (blocked or not self.peers[peer].alive):
+                sim.live.discard(peer)
+                for p in range(self.settings.fragments):
+                    self._tell(sim, p, ev.PeerDown(peer))
+
+        self.later(delay, down)
+
+    def restart(self, peer: PeerId) -> SimPeer:
+        """Start a killed peer again with its disk (promises); its learner begins anew."""
+        old = self.peers[peer]
+        return self.add(old.number, step_s=old.step_s, disk=old.disk)
+
+    def split(self, left: set[PeerId], right: set[PeerId]) -> None:
+        """Cut every link between two sets of peers."""
+        for a in sorted(left):
+            for b in sorted(right):
+                self.blocked |= {(a, b), (b, a)}
+                for one, two in ((a, b), (b, a)):
+                    if self.peers[one].alive and two in self.peers[one].live:
+                        self._lose(self.peers[one], two)
+
+    def heal(self) -> None:
+        """Mend every cut link; the peers meet again."""
+        cut, self.blocked = self.blocked, set()
+        for a, b in sorted(cut):
+            if a < b and self.peers[a].alive and self.peers[b].alive:
+                self._meet(self.peers[a], self.peers[b])
+
+    def freeze(self, peer: PeerId, seconds: float) -> None:
+        """A stopped machine (SIGSTOP, a closed lid): it does nothing and hears later."""
+        self.peers[peer].frozen_until = self.now + seconds
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def later(self, delay: float, what: Callable[[], None]) -> None:
+        """Do ``what`` in ``delay`` virtual seconds."""
+        self.counter += 1
+        heapq.heappush(self.heap, (self.now + delay, self.counter, what))
+
+    def run(self, until: float) -> None:
+        """Let the virtual clock run to ``until``."""
+        while self.heap and self.heap[0][0] <= until:
+            self.now, _, what = heapq.heappop(self.heap)
+            what()
+        self.now = until
+
+    def _tell(self, sim: SimPeer, p: int, event: ev.Event) -> None:
+        """Feed a core and carry out what it asks for; later when the peer is frozen."""
+        if not sim.alive:
+            return
+        born = sim.born
+        if self.now < sim.frozen_until:
+            self.later(
+                sim.frozen_until - self.now + 1e-6,
+                lambda: self._tell(sim, p, event) if sim.born == born else None,
+            )
+            return
+        fragment = sim.fragments[p]
+        self.events += 1
+        fragment.events += 1
+        kind = type(event).__name__
+        if not isinstance(event, ev.Timer):
+            self._log(sim, f"[{p}] <- {kind} {_brief(event)}")
+        self.trace.update(f"{self.now:.6f} {sim.number} {p} {kind}\n".encode())
+        for action in fragment.core.handle(event, self.now):
+            self._do(sim, p, action)
+        try:
+            self.checks.after(sim, p)
+        except Violation as violation:
+            story = "\n".join(sim.story)
+            raise Violation(f"{violation}\nseed {self.settings.seed}, {story}") from None
+        self._arm(sim, p)
+
+    def _arm(self, sim: SimPeer, p: int) -> None:
+        fragment, born = sim.fragments[p], sim.born
+        deadline = fragment.core.deadline
+        fragment.timer += 1
+        number = fragment.timer
+        if deadline is None:
+            return
+
+        def fire() -> None:
+            if sim.born == born and sim.alive and fragment.timer == number:
+                self._tell(sim, p, ev.Timer())
+
+        self.later(max(0.0, deadline - self.now), fire)
+
+    def _log(self, sim: SimPeer, text: str) -> None:
+        sim.story.append(f"{self.now:9.3f} peer {sim.number} {text}")
+
+    # -- the learner ---------------------------------------------------------------------------
+
+    def _schedule_step(self, sim: SimPeer) -> None:
+        born = sim.born
+
+        def step() -> None:
+            if sim.born != born or not sim.alive:
+                return
+            if self.now >= sim.frozen_until:
+                self._step(sim)
+            self.later(sim.step_s * sim.rng.uniform(0.9, 1.1), step)
+
+        self.later(sim.step_s * sim.rng.uniform(0.5, 1.5), step)
+
+    def _step(self, sim: SimPeer) -> None:
+        sim.step += 1
+        for fragment in sim.fragments:
+            gain = np.array(
+                [sim.rng.randint(-64, 64) / 8192.0 for _ in range(self.settings.size)], np.float32
+            )
+            before = fragment.theta.astype(np.float64)
+            fragment.theta = fragment.theta - gain
+            fragment.progress += before - fragment.theta
+            fragment.pieces.append(
+                fm.UnitPiece(sim.born, sim.number * 1_000_000 + sim.step, 0, 1)
+            )
+
+    # -- actions -------------------------------------------------------------------------------
+
+    def _do(self, sim: SimPeer, p: int, action: ev.Action) -> None:
+        if not isinstance(action, ev.Send | ev.Broadcast):
+            self._log(sim, f"[{p}] -> {type(action).__name__} {_brief(action)}")
+        fragment = sim.fragments[p]
+        match action:
+            case ev.HandIn():
+                self._hand_in(sim, p, action)
+            case ev.SendContribution(seq, to):
+                self._send_contribution(sim, p, seq, to)
+            case ev.Merge():
+                merged = fragment.worker.merge(action)
+                self._answer(sim, p, merged)
+            case ev.Sign(header, inputs):
+                self._sign(sim, p, header, inputs)
+            case ev.Acknowledge(version, digest):
+                ack = fm.sign_record(fm.Ack(sim.peer, p, version, digest), RUN, SimSigner(sim.peer))
+                self._answer(sim, p, ev.AckIn(ack))
+                self._broadcast(sim, fm.Witness(ack), p)
+            case ev.Send(to, message):
+                self._send(sim, to, message, p)
+            case ev.Broadcast(message):
+                self._broadcast(sim, message, p)
+            case ev.Obtain():
+                self._obtain(sim, p, action)
+            case ev.Settle(seq, share):
+                fragment.worker.settle(seq, share)
+            case ev.Forget(seq):
+                fragment.worker.forget(seq)
+            case ev.Adopt(digest, version, undone, applied, _):
+                names = [fm.header_digest(one.header, RUN) for one in applied]
+                before = fragment.worker.buffers.residual.astype(np.float64)
+                delta = fragment.worker.adopt(digest, undone, names)
+                fragment.rounding += fragment.worker.buffers.residual - before
+                fragment.theta = fragment.theta + delta
+                self.checks.adopted(sim, p, fragment.head, action)
+                fragment.head = digest
+            case ev.DropPayload(key, _):
+                fragment.worker.drop_payload(key)
+            case ev.DropState(digest):
+                fragment.worker.drop_state(digest)
+            case ev.Note():
+                pass
+
+    def _answer(self, sim: SimPeer, p: int, event: ev.Event) -> None:
+        born = sim.born
+        delay = sim.rng.uniform(0.0, self.settings.weather.job_high_s)
+        self.later(delay, lambda: self._tell(sim, p, event) if sim.born == born else None)
+
+    def _hand_in(self, sim: SimPeer, p: int, action: ev.HandIn) -> None:
+        fragment = sim.fragments[p]
+        steps = sim.step - fragment.steps_handed
+        if steps < 1:
+            self._answer(sim, p, ev.HandedIn(action.seq, None, ()))
+            return
+        pieces = tuple(fragment.pieces)[-steps:]
+        fragment.pieces.clear()
+        fragment.steps_handed = sim.step
+        sim.disk.seqs[p] = action.seq
+        progress = Progress(steps * SEQUENCE_TOKENS, steps, pieces, self._class(sim), True)
+        made = fragment.worker.hand_in(action, fragment.theta, progress)
+        signed = fm.sign_record(made, RUN, SimSigner(sim.peer))
+        fragment.worker.signed_own(signed)
+        self.checks.handed_in(sim, p, signed, fragment.worker)
+        self._answer(sim, p, ev.HandedIn(action.seq, signed, pieces))
+
+    def _class(self, sim: SimPeer) -> int:
+        from dugnad.averaging.speed import speed_class
+
+        return speed_class(SEQUENCE_TOKENS / sim.step_s, None)
+
+    def _sign(
+        self, sim: SimPeer, p: int, header: fm.Header, inputs: tuple[fm.Input, ...]
+    ) -> None:
+        digest = fm.header_digest(header, RUN)
+        promised = sim.disk.headers.setdefault((p, header.parent), digest)
+        if promised != digest:
+            self._answer(sim, p, ev.SignRefused(header.parent))
+            return
+        signed = fm.sign_record(header, RUN, SimSigner(sim.peer))
+        record = fm.CommitRecord(signed, inputs)
+        try:
+            sim.fragments[p].worker.sealed(digest, signed)
+        except WorkError:
+            self._answer(sim, p, ev.SignRefused(header.parent))
+            return
+        self.checks.committed(record, digest)
+        self.merged_at[p].append(self.now)
+        self._answer(sim, p, ev.Signed(record, digest))
+
+    # -- the network ---------------------------------------------------------------------------
+
+    def _link(self, source: PeerId, target: PeerId) -> random.Random:
+        key = (source, target)
+        if key not in self.links:
+            self.links[key] = self.rng("link", source.hex()[:8], target.hex()[:8])
+        return self.links[key]
+
+    def _latency(self, link: random.Random) -> float:
+        weather = self.settings.weather
+        return link.uniform(weather.latency_low_s, weather.latency_high_s)
+
+    def _reaches(self, a: PeerId, b: PeerId) -> bool:
+        return (a, b) not in self.blocked and b in self.peers and self.peers[b].alive
+
+    def _broadcast(self, sim: SimPeer, message: fm.Message, p: int) -> None:
+        for peer in sorted(sim.live):
+            self._send(sim, peer, message, p)
+
+    def _send(self, sim: SimPeer, to: PeerId, message: fm.Message, p: int) -> None:
+        link, weather = self._link(sim.peer, to), self.settings.weather
+        self.messages += 1
+        if link.random() < weather.loss or not self._reaches(sim.peer, to):
+            return
+        copies = 2 if link.random() < weather.duplication else 1
+        for _ in range(copies):
+            self.later(self._latency(link), lambda: self._deliver(sim.peer, to, message, p))
+
+    def _deliver(self, sender: PeerId, to: PeerId, message: fm.Message, p: int) -> None:
+        if (sender, to) in self.blocked:
+            return
+        for event in message_events(sender, message):
+            self._tell(self.peers[to], p, event)
+        if isinstance(message, fm.Heads) and message.reply and self.peers[to].alive:
+            self._send(self.peers[to], sender, self.peers[to].fragments[p].core.follower.heads(), p)
+
+    def _send_contribution(self, sim: SimPeer, p: int, seq: int, to: PeerId) -> None:
+        link, weather, born = self._link(sim.peer, to), self.settings.weather, sim.born
+        kept = sim.fragments[p].worker.inbox[(sim.peer, seq)]
+        breaks = link.random() < weather.send_loss
+        arrives = self._reaches(sim.peer, to) and not (breaks and link.random() < 0.5)
+
+        def back(event: ev.Event) -> None:
+            self.later(
+                self._latency(link), lambda: self._tell(sim, p, event) if sim.born == born else None
+            )
+
+        def arrive() -> None:
+            if not self._reaches(sim.peer, to):
+                back(ev.SendLost(seq, to))
+                return
+            there = self.peers[to].fragments[p]
+            there.worker.keep(kept.contribution, kept.pieces, kept.payload)
+            self._tell(self.peers[to], p, ev.ContributionIn(kept.contribution, kept.pieces))
+            key = (sim.peer, seq)
+            refusal = "" if key in there.core.home.inbox else "not listable"
+            back(ev.SendLost(seq, to) if breaks else ev.SendDone(seq, to, refusal))
+
+        if arrives:
+            self.later(2 * self._latency(link), arrive)
+        else:
+            back(ev.SendLost(seq, to))
+
+    def _obtain(self, sim: SimPeer, p: int, action: ev.Obtain) -> None:
+        weather, born = self.settings.weather, sim.born
+        source = sim.rng.choice(action.sources)
+        link = self._link(source, sim.peer)
+        failed = link.random() < weather.fetch_loss
+
+        def arrive() -> None:
+            if sim.born != born or not sim.alive:
+                return
+            event: ev.Event
+            try:
+                if failed or not self._reaches(sim.peer, source) or self.now < self.peers[source].frozen_until:
+                    raise WorkError("the source does not answer")
+                self._fetch(sim, p, action, source)
+                event = ev.Obtained(action.digest)
+            except WorkError as fault:
+                event = ev.ObtainFailed(action.digest, fault.reason, fault.lied)
+            self._tell(sim, p, event)
+
+        self.later(self._latency(link) * 3, arrive)
+
+    def _fetch(self, sim: SimPeer, p: int, action: ev.Obtain, source: PeerId) -> None:
+        there = self.peers[source].fragments[p].worker
+        here = sim.fragments[p].worker
+        if action.whole:
+            state = there.states.get(action.digest)
+            if state is None:
+                raise WorkError("the source has not got these anchors")
+            here.install(action.digest, action.header, state.theta, state.momentum)
+            return
+        commit = there.commits.get(action.digest)
+        if commit is None:
+            raise WorkError("the source has not got this payload")
+        here.advance(action.digest, action.header, commit.payload)
+
+    # -- looking at it -------------------------------------------------------------------------
+
+    def alive(self) -> list[SimPeer]:
+        """Live peers, by number."""
+        return sorted((s for s in self.peers.values() if s.alive), key=lambda s: s.number)
+
+    def gossip(self) -> None:
+        """Anti-entropy: every live peer tells one other its heads (the shell's slow timer)."""
+        for sim in self.alive():
+            if sim.live:
+                to = sorted(sim.live)[sim.rng.randrange(len(sim.live))]
+                for p, fragment in enumerate(sim.fragments):
+                    self._send(sim, to, fragment.core.follower.heads(reply=True), p)
+        self.later(3.0, self.gossip)
+
+    def heads(self, p: int = 0) -> set[bytes]:
+        """Digests of the live peers' heads of a fragment."""
+        return {sim.fragments[p].core.head.digest for sim in self.alive()}
+
+    def digest(self) -> str:
+        """The trace's digest so far: equal seeds give equal digests."""
+        return self.trace.hexdigest()
+
+
+def message_events(sender: PeerId, message: fm.Message) -> list[ev.Event]:
+    """The core events of one control message (signatures are the shell's business)."""
+    match message:
+        case fm.Announce(commit):
+            return [ev.CommitIn(sender, commit)]
+        case fm.Witness(ack):
+            return [ev.AckIn(ack)]
+        case fm.Heads(rows):
+            return [ev.HeadIn(sender, row) for row in rows]
+        case fm.WantCommits(_, digest, known):
+            return [ev.CommitsWanted(sender, digest, known)]
+        case fm.Commits(_, commits, checkpoint):
+            return [ev.CommitsIn(sender, commits, checkpoint)]
+
+
+def decoded(contribution: fm.Contribution, payload: bytes, size: int) -> Vector:
+    """The vector of a contribution."""
+    return CODECS[contribution.codec].decode(payload, size)
+
+
+def _brief(what: object) -> str:
+    """A short text for the story."""
+    parts = []
+    for name in getattr(what, "__dataclass_fields__", {}):
+        value = getattr(what, name)
+        if isinstance(value, bytes):
+            parts.append(f"{name}={value.hex()[:6]}")
+        elif isinstance(value, int | float | str):
+            parts.append(f"{name}={value}")
+        elif isinstance(value, fm.CommitRecord):
+            parts.append(f"v{value.header.version} T={value.header.tokens_total}")
+        elif isinstance(value, fm.HeadRow):
+            parts.append(f"v{value.version} {value.digest.hex()[:6]}")
+        elif isinstance(value, fm.Contribution):
+            parts.append(f"seq={value.seq} base={value.base} by={value.peer.hex()[:6]}")
+    return " ".join(parts)
