@@ -242,6 +242,10 @@ class FragmentBuffers:
             raise BuffersError("a residual that is not finite")
         np.add(self.residual, vector, out=self.residual)
 
+    def typical_progress(self) -> float:
+        """Median norm of the progress of recent hand-ins; 0 before the first."""
+        return median(self._recent) if self._recent else 0.0
+
     def export(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return all state as arrays for a snapshot; those that may change later are copied."""
         arrays: dict[str, npt.NDArray[np.generic]] = {

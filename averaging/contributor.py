@@ -81,6 +81,9 @@ class Contributor:
     def settle(self) -> None:
         """Ask the head's chain again what became of each contribution (rule 8)."""
         view = self.view
+        listed = view.head.seqs.get(view.me)
+        if listed is not None:  # this disk is an older copy of one that went further
+            self.next_seq = max(self.next_seq, listed.seq + 1)
         horizon = view.settings.lineage.staleness + view.settings.lineage.horizon
         for seq in sorted(self.own):
             own = self.own[seq]
@@ -100,9 +103,7 @@ class Contributor:
             seq
             for seq, own in sorted(self.own.items())
             if own.share == 0.0
-            and not view.lineage.judge_contribution(
-                own.contribution, view.head, fresh_seq=True
-            )
+            and not view.lineage.judge_contribution(own.contribution, view.head, fresh_seq=True)
         ]
 
     def act(self) -> None:

@@ -43,6 +43,7 @@ from dugnad.averaging.events import (
     Timer,
 )
 from dugnad.averaging.follower import Follower
+from dugnad.averaging.formats import Checkpoint
 from dugnad.averaging.home import Home
 from dugnad.averaging.lineage import Lineage, Node
 from dugnad.averaging.view import ExchangeSettings, View
@@ -71,6 +72,12 @@ class Exchange:
         self.follower = Follower(self.view)
         self.deadline: float | None = None
         self._started = False
+
+    def resume(self, point: Checkpoint, digest: bytes) -> None:
+        """Before the first event: stand at a head from the disk, whose anchors the shell holds."""
+        node = self.view.lineage.add_checkpoint(point, digest)
+        self.view.head = node
+        self.view.held = {digest}
 
     @property
     def head(self) -> Node:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from dugnad.averaging.events import (
-    Acknowledge,
     AckIn,
+    Acknowledge,
     Adopt,
     CommitsIn,
     CommitsWanted,
@@ -263,7 +263,9 @@ class Follower:
         return best
 
     def _spoiled(self, node: Node) -> bool:
-        return any(one.digest in self.bad for one in self.view.lineage.ancestors(node))
+        return bool(self.bad) and any(
+            one.digest in self.bad for one in self.view.lineage.ancestors(node)
+        )
 
     def _path(self, tip: Node) -> tuple[list[Node], bool]:
         """Nodes not held on the way to ``tip``, newest first; whether a held one is below."""
@@ -310,9 +312,9 @@ class Follower:
         if others & node.witnesses or (view.me in others and node.digest in view.held):
             return True
         for child in view.lineage.nodes.values():
-            if child.parent == node.digest and child.record is not None:
-                if child.record.header.home in others:
-                    return True
+            record = child.record if child.parent == node.digest else None
+            if record is not None and record.header.home in others:
+                return True
         return not any(peer in others for peer in view.live)
 
     def _adoptable(self) -> Node | None:
@@ -367,7 +369,7 @@ class Follower:
         self._drop_states()
         for digest in view.lineage.prune(node):
             for table in (view.holders, self.acks, self.seen, self.failed, self.acknowledged):
-                table.pop(digest, None)  # type: ignore[attr-defined]
+                table.pop(digest, None)
 
     def _learn_delay(self, node: Node) -> None:
         view = self.view

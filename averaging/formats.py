@@ -39,8 +39,12 @@ COMMITS_PER_REPLY_MAX: Final = 32
 """Commits in one answer to :class:`WantCommits`; more are asked for again."""
 MESSAGE_BYTES_MAX: Final = 4 << 20
 """One control message: 32 commits with their inputs and pieces of a 64-peer swarm."""
+NUMBER_MAX: Final = (1 << 62) - 1
+"""Any count or time in a record: room for a sum in 64 bits."""
 ACKS_MAX: Final = 64
 """Witness acks sent along with one commit."""
+CLAIMS_MAX: Final = 64
+"""Units claimed in one message; a peer holds fewer than that by claim."""
 FRAGMENTS_MAX: Final = 4096
 """Fragments of one model."""
 
@@ -217,7 +221,13 @@ class Commits(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     checkpoint: Checkpoint | None = None
 
 
-Message = Announce | Witness | Heads | WantCommits | Commits
+class Claims(msgspec.Struct, frozen=True, array_like=True, tag="u"):
+    """The sender takes these work units, (epoch, index), out of the computed order."""
+
+    units: tuple[tuple[int, int], ...]
+
+
+Message = Announce | Witness | Heads | WantCommits | Commits | Claims
 
 _Signed = TypeVar("_Signed", Contribution, Header, Ack)
 
@@ -299,6 +309,15 @@ def decode_message(data: bytes) -> Message:
     return message
 
 
+def decode_commit(data: bytes) -> CommitRecord:
+    """Decode one commit record; raises :class:`RecordError` with the reason."""
+    commit = decode(data, CommitRecord, MESSAGE_BYTES_MAX)
+    reason = commit_fault(commit)
+    if reason:
+        raise RecordError(reason)
+    return commit
+
+
 def message_fault(message: Message) -> str:
     """Why a decoded message breaks a bound, or '' when it does not."""
     match message:
@@ -310,6 +329,8 @@ def message_fault(message: Message) -> str:
             return "too many heads" if len(rows) > FRAGMENTS_MAX else ""
         case WantCommits(known=known):
             return "too many known digests" if len(known) > COMMITS_PER_REPLY_MAX else ""
+        case Claims(units):
+            return "too many claims" if len(units) > CLAIMS_MAX else ""
         case Commits(commits=commits, checkpoint=checkpoint):
             if len(commits) > COMMITS_PER_REPLY_MAX:
                 return "too many commits"
@@ -349,7 +370,8 @@ def commit_fault(commit: CommitRecord) -> str:
     )
     if any(len(root) != DIGEST_BYTES for root in roots):
         return "a header with a root of the wrong length"
-    if header.version < 1 or header.fragment < 0 or header.tokens_total < 0:
+    numbers = (header.fragment, header.tokens_total, header.time_ms, header.boot, header.version)
+    if header.version < 1 or not all(0 <= number <= NUMBER_MAX for number in numbers):
         return "a header with a number out of range"
     if len(commit.inputs) > INPUTS_MAX or len(commit.inputs) != header.inputs_count:
         return "a commit whose inputs are not as many as its header says"
@@ -374,8 +396,9 @@ def contribution_fault(contribution: Contribution, pieces: tuple[UnitPiece, ...]
     digests = (c.peer, c.base_digest, c.payload_root, c.pieces_root, c.trace_root)
     if any(len(one) != DIGEST_BYTES for one in digests):
         return "a contribution with a key or root of the wrong length"
-    if min(c.fragment, c.seq, c.base, c.tokens, c.steps, c.payload_bytes) < 0:
-        return "a contribution with a negative number"
+    numbers = (c.fragment, c.seq, c.base, c.tokens, c.steps, c.payload_bytes)
+    if not all(0 <= number <= NUMBER_MAX for number in numbers):
+        return "a contribution with a number out of range"
     if not -64 <= c.speed_class <= 128:
         return "a contribution with a speed class out of range"
     if len(pieces) > PIECES_MAX:

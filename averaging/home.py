@@ -29,8 +29,8 @@ from dugnad.averaging.formats import (
     CommitRecord,
     Contribution,
     Header,
-    Heads,
     HeadRow,
+    Heads,
     UnitPiece,
     inputs_root,
     members_root,
@@ -70,6 +70,8 @@ class Home:
         self.view = view
         self.contributor = contributor
         self.inbox: dict[Key, Arrived] = {}
+        self.refused: dict[Key, str] = {}
+        """The last refusals, for the answer to their senders."""
         self.merging: bytes | None = None
         self.signing = False
         self.duty_since: float | None = None
@@ -85,13 +87,19 @@ class Home:
         view, c = self.view, event.contribution
         key = (c.peer, c.seq)
         reason = view.lineage.judge_contribution(c, view.head, fresh_seq=True)
-        if c.base > view.head.version and c.base <= view.head.version + view.settings.lineage.horizon:
+        if (
+            c.base > view.head.version
+            and c.base <= view.head.version + view.settings.lineage.horizon
+        ):
             reason = ""  # its maker is ahead of me; I may be home of a version I do not know yet
         if not reason and key not in self.inbox and len(self.inbox) >= INBOX_MAX:
             reason = "the inbox is full"
         if reason:
             if key not in self.inbox:
                 view.out.append(DropPayload(key, reason))
+                self.refused[key] = reason
+                while len(self.refused) > INBOX_MAX:
+                    self.refused.pop(next(iter(self.refused)))
             return reason
         if key not in self.inbox:
             self.inbox[key] = Arrived(c, event.pieces, view.now)

@@ -34,6 +34,7 @@ CLASS_SLACK: Final = 1.5
 """A class spans a factor of 2^0.5 and changes with hysteresis of 0.75 class: 2^0.375 is 1.3."""
 NEWCOMER_INTERVALS: Final = 3
 """A first contribution may hold what a peer trained while it saw this many intervals pass."""
+_FLIPPED: Final = bytes(range(255, -1, -1))
 CLOCK_AHEAD_MS: Final = 60_000
 """A header may not be dated further ahead of its reader's clock (schedules.md R5)."""
 
@@ -159,13 +160,12 @@ class Lineage:
     def child(self, record: CommitRecord, digest: bytes, parent: Node) -> Node:
         """The node that ``record`` makes on ``parent``; nothing is judged or stored."""
         header = record.header
-        seqs, weights = dict(parent.seqs), {}
+        seqs = dict(parent.seqs)
+        weights: dict[bytes, int] = {}
         listed = {(i.contribution.peer, i.contribution.seq): i for i in record.inputs}
         for one in record.inputs:
             c = one.contribution
-            weights[c.peer] = weights.get(c.peer, 0) + self.capped_tokens(
-                c, parent, header.time_ms
-            )
+            weights[c.peer] = weights.get(c.peer, 0) + self.capped_tokens(c, parent, header.time_ms)
             seqs[c.peer] = SeqRow(c.peer, c.seq, header.time_ms)
         return Node(
             digest=digest,
@@ -362,4 +362,4 @@ def piece_tokens(one: Input, sequence_tokens: int) -> int:
 
 def _flip(digest: bytes) -> bytes:
     """Turn 'the lower digest wins' into 'the larger key wins'."""
-    return bytes(255 - byte for byte in digest)
+    return digest.translate(_FLIPPED)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from statistics import median
 from typing import Final
 
@@ -19,6 +20,8 @@ from dugnad.dht.records import encode, framed
 
 MAD_FACTOR: Final = 4.0
 """k of median + k * MAD: about 2.7 standard deviations of a normal spread (MAD = 0.674 sigma)."""
+ORDERS_MAX: Final = 1024
+"""Orders remembered: a few per fragment."""
 SAMPLES_MAX: Final = 32
 """Delays remembered: the last few minutes of a fragment."""
 SAMPLES_MIN: Final = 4
@@ -39,10 +42,14 @@ def home_order(
     return ranked(run, fragment, parent.version + 1, peers), ruled
 
 
-def ranked(
-    run: RunId, fragment: int, version: int, peers: Collection[PeerId]
-) -> list[PeerId]:
+def ranked(run: RunId, fragment: int, version: int, peers: Collection[PeerId]) -> list[PeerId]:
     """``peers`` by SHA-256(tag, run, fragment, version, peer)."""
+    return list(_ranked(run, fragment, version, tuple(sorted(peers))))
+
+
+@lru_cache(ORDERS_MAX)
+def _ranked(run: RunId, fragment: int, version: int, peers: tuple[PeerId, ...]) -> list[PeerId]:
+    # asked for at every event, and the same until the head or the roster changes
 
     def key(peer: PeerId) -> bytes:
         body = encode((fragment, version, peer))

@@ -17,7 +17,7 @@ from dugnad.dht.ids import PeerId
 HOLDERS_MAX: Final = 64
 """Peers remembered per commit as having its payload: a full mesh."""
 COMMIT_DELAY_MIN_S: Final = 1.0
-"""A home is never passed over sooner: two peers on busy cores differ by hundreds of milliseconds."""
+"""A home is never passed over sooner: peers on busy cores differ by hundreds of milliseconds."""
 COMMIT_DELAY_MAX_S: Final = 30.0
 """Nor later: a fragment stands still meanwhile."""
 
@@ -105,7 +105,9 @@ class View:
         order, ruled = home_order(run, fragment, self.head, able)
         order = [peer for peer in order if peer in able]
         if ruled and not [peer for peer in order if peer not in self.passed]:
-            order += [p for p in ranked(run, fragment, self.head.version + 1, able) if p not in order]
+            order += [
+                p for p in ranked(run, fragment, self.head.version + 1, able) if p not in order
+            ]
         return order
 
     def first_choice(self) -> PeerId | None:

@@ -151,7 +151,9 @@ class FragmentWorker:
 
     # -- others' contributions -----------------------------------------------------------------
 
-    def keep(self, contribution: Contribution, pieces: tuple[UnitPiece, ...], payload: bytes) -> None:
+    def keep(
+        self, contribution: Contribution, pieces: tuple[UnitPiece, ...], payload: bytes
+    ) -> None:
         """Keep a contribution whose root was checked; decoding checks its numbers."""
         check_contribution(contribution, payload, self.buffers.size)
         self.inbox[(contribution.peer, contribution.seq)] = Kept(contribution, pieces, payload)
@@ -233,6 +235,13 @@ class FragmentWorker:
             momentum_root=state.momentum_root,
             bad=bad,
         )
+
+    def made_payload(self, header: Header) -> bytes | None:
+        """The payload behind a header of my own that is about to be signed."""
+        made = self._made
+        if made is None or made.payload_root != header.payload_root:
+            return None
+        return made.commit.payload
 
     def sealed(self, digest: bytes, header: Header) -> None:
         """The merge of my own that ``header`` describes is signed: it is commit ``digest``."""

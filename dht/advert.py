@@ -1,8 +1,9 @@
 """The advert: what a peer says about itself, measured on its own machine and signed with its key.
 
-Adverts travel in the hello of each control stream, between peers (peer exchange) and through the address
-book. Whoever receives one judges it once with `advert_fault` and `verify_advert`; after that its shape is
-trusted, never its intent. A newer advert of a peer replaces an older one: `order` says which is newer.
+Adverts travel in the hello of each control stream, between peers (peer exchange) and through the
+address book. Whoever receives one judges it once with `advert_fault` and `verify_advert`; after
+that its shape is trusted, never its intent. A newer advert of a peer replaces an older one: `order`
+says which is newer.
 """
 
 import math
@@ -25,7 +26,9 @@ from dugnad.dht.records import (
 )
 
 ADVERT_BYTES_MAX: Final = 1024
-"""Sixty-four adverts then fit a frame of 64 KiB, and a gossip of adverts stays far below 1 % of a link."""
+"""Sixty-four adverts then fit a frame of 64 KiB, and a gossip of adverts stays far below 1 % of a
+link.
+"""
 ADDRESSES_MAX: Final = 8
 ADDRESS_CHARS_MAX: Final = 192  # a relayed multiaddr with two peer ids has about 160
 NAME_CHARS_MAX: Final = 32
@@ -71,8 +74,9 @@ class Advert(
 ):
     """A peer's signed description of itself; zero and empty mean unknown.
 
-    `boot` is drawn anew at each start of the daemon; `incarnation` rises at each start (it begins at the
-    wall clock in seconds) and whenever the peer refutes a false loss; `seq` rises with each signature.
+    `boot` is drawn anew at each start of the daemon; `incarnation` rises at each start (it begins
+    at the wall clock in seconds) and whenever the peer refutes a false loss; `seq` rises with each
+    signature.
     """
 
     peer: Annotated[PeerId, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
@@ -150,10 +154,13 @@ def fitted(advert: Advert) -> Advert:
 
 
 def sign_advert(advert: Advert, signer: Signer, run: RunId) -> Advert:
-    """The advert signed by its own peer for this run; ValueError when it would be refused by others."""
+    """The advert signed by its own peer for this run; ValueError when it would be refused by
+    others.
+    """
     if advert.peer != signer.peer:
         raise ValueError("an advert is signed by the peer it describes")
-    # Through the wire form and back: an int in a float field would be signed as other bytes than are checked.
+    # Through the wire form and back: an int in a float field would be signed as other bytes than
+    # are checked.
     bare = decode(_body(advert), Advert, 2 * ADVERT_BYTES_MAX)
     signature = signer.sign(framed(_DOMAIN, run, _body(bare)))
     signed = msgspec.structs.replace(bare, signature=signature)
@@ -169,7 +176,9 @@ def verify_advert(advert: Advert, run: RunId, verifier: Verifier = verify_ed2551
 
 
 def decode_advert(data: bytes) -> Advert:
-    """The advert in `data`, well-formed but not yet verified; RecordError with the reason otherwise."""
+    """The advert in `data`, well-formed but not yet verified; RecordError with the reason
+    otherwise.
+    """
     advert = decode(data, Advert, ADVERT_BYTES_MAX)
     fault = advert_fault(advert)
     if fault is not None:
@@ -178,9 +187,11 @@ def decode_advert(data: bytes) -> Advert:
 
 
 def clean_text(text: str, limit: int) -> str:
-    """Foreign text made fit to print: no control, bidi, invisible or private characters, spaces single.
+    """Foreign text made fit to print: no control, bidi, invisible or private characters, spaces
+    single.
 
-    At most `limit` characters and `_MARKS_MAX` combining marks in a row. It may still look like another name.
+    At most `limit` characters and `_MARKS_MAX` combining marks in a row. It may still look like
+    another name.
     """
     kept: list[str] = []
     marks = 0

@@ -1,10 +1,13 @@
-"""What the heartbeats with one peer teach: round-trip time, clock difference, how long silence is normal."""
+"""What the heartbeats with one peer teach: round-trip time, clock difference, how long silence is
+normal.
+"""
 
 import statistics
 from collections import deque
 from typing import Final
 
-# The bounds of DESIGN.md section 6: below 3 s a busy machine is called lost, above 10 s work waits too long.
+# The bounds of DESIGN.md section 6: below 3 s a busy machine is called lost, above 10 s work waits
+# too long.
 SILENCE_MIN_S: Final = 3.0
 SILENCE_MAX_S: Final = 10.0
 # Guess, to be measured: eight deviations above the usual gap.
@@ -39,7 +42,9 @@ class Heartbeat:
             del self._open[next(iter(self._open))]
 
     def answered(self, number: int, peer_wall_s: float, now: float, wall_s: float) -> bool:
-        """A pong came: `peer_wall_s` is the peer's clock when it answered, `wall_s` ours now. False: not asked for."""
+        """A pong came: `peer_wall_s` is the peer's clock when it answered, `wall_s` ours now.
+        False: not asked for.
+        """
         sent = self._open.pop(number, None)
         if sent is None:
             return False

@@ -24,6 +24,8 @@ from dugnad.dht.ports import (
 
 log = logging.getLogger(__name__)
 
+_FIRST_PORT = 4001
+
 
 class MemoryNetwork:
     """The world in which memory transports meet. `now` (seconds) ages the entries of the book."""
@@ -38,7 +40,7 @@ class MemoryNetwork:
     def join(self, peer: PeerId) -> "MemoryTransport":
         """A transport for `peer`, from now on reachable by others at its address."""
         assert peer not in self._present, f"{short(peer)} is here already"
-        self._ports.setdefault(peer, len(self._ports) + 1)
+        self._ports.setdefault(peer, _FIRST_PORT + len(self._ports))
         self._present[peer] = transport = MemoryTransport(self, peer)
         return transport
 

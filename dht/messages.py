@@ -1,7 +1,8 @@
 """Messages on the control stream between two peers, and the one place where their bytes are judged.
 
-Each side sends `Hello` first. Afterwards every message is one frame of at most `MESSAGE_BYTES_MAX` bytes. The
-stream proves who the sender is; only adverts carry a signature, since they are passed on.
+Each side sends `Hello` first. Afterwards every message is one frame of at most `MESSAGE_BYTES_MAX`
+bytes. The stream proves who the sender is; only adverts carry a signature, since they are passed
+on.
 """
 
 from typing import Annotated, Final, Literal
@@ -13,7 +14,9 @@ from dugnad.dht.ids import KEY_BYTES, RUN_BYTES, PeerId, RunId
 from dugnad.dht.records import RecordError, encode
 
 PROTOCOL: Final = 1
-"""Version of everything that peers say to each other; peers of different versions refuse each other."""
+"""Version of everything that peers say to each other; peers of different versions refuse each
+other.
+"""
 CONTROL_PROTOCOL: Final = "/dugnad/control/1"
 """Name of the control stream in the transport."""
 PEERS_KNOWN_MAX: Final = 64  # everybody of a full mesh
@@ -30,7 +33,7 @@ _Run = Annotated[RunId, msgspec.Meta(min_length=RUN_BYTES, max_length=RUN_BYTES)
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """The first message of each side. The advert is opaque so that a foreign protocol can be named."""
+    """The first message of each side; the advert is opaque so that any protocol can be named."""
 
     run: _Run
     protocol: Count
@@ -69,7 +72,9 @@ class PeersKnown(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class LostNotice(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """`by` cannot reach `peer`, last known in this incarnation. Who does reach it answers `AliveNotice`."""
+    """`by` cannot reach `peer`, last known in this incarnation. Who does reach it answers
+    `AliveNotice`.
+    """
 
     peer: _Peer
     incarnation: Count
@@ -77,13 +82,15 @@ class LostNotice(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class AliveNotice(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The sender is this peer (a refutation, with a higher incarnation) or hears it at this moment."""
+    """The sender is this peer (a refutation, with a higher incarnation), or hears it now."""
 
     advert: Advert
 
 
 class WhoSees(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """The sender still cannot reach `peer` itself; who does answers `AliveNotice`. Nobody is accused."""
+    """The sender still cannot reach `peer` itself; who does answers `AliveNotice`. Nobody is
+    accused.
+    """
 
     peer: _Peer
 
@@ -124,7 +131,9 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(data: bytes) -> Message:
-    """The message in one frame. RecordError with the reason on anything else, never another exception."""
+    """The message in one frame. RecordError with the reason on anything else, never another
+    exception.
+    """
     if len(data) > MESSAGE_BYTES_MAX:
         raise RecordError(
             f"a control message of {len(data)} bytes, at most {MESSAGE_BYTES_MAX} are allowed"

@@ -1,7 +1,7 @@
 """What goes into the roster and what comes out of it.
 
-The shell feeds events and performs actions in order. `stream` is a number that the shell gives to each
-control stream and never uses again: for a moment two streams with one peer may exist.
+The shell feeds events and performs actions in order. `stream` is a number that the shell gives to
+each control stream and never uses again: for a moment two streams with one peer may exist.
 """
 
 from dataclasses import dataclass
@@ -80,7 +80,9 @@ class LeaveNow:
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """The roster's deadline passed (or earlier: harmless). Carries the wall clock, which may be set by hand."""
+    """The roster's deadline passed (or earlier: harmless). Carries the wall clock, which may be set
+    by hand.
+    """
 
     wall_ms: int
 
@@ -103,7 +105,7 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message on a stream; if it is gone or full beyond hope, report `StreamDown` instead."""
+    """Send a message on a stream; report `StreamDown` if it is gone or full beyond hope."""
 
     peer: PeerId
     stream: int
@@ -152,14 +154,18 @@ class PeerChanged:
 
 @dataclass(frozen=True, slots=True)
 class SelfSuspect:
-    """All streams ended at once: the fault is probably ours. Restart the substrate, same key, same port."""
+    """All streams ended at once: the fault is probably ours. Restart the substrate, same key, same
+    port.
+    """
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class DuplicateIdentity:
-    """Two daemons use one key at the same time. `peer` may be ourselves; `told_by` who says so, if not we."""
+    """Two daemons use one key at the same time. `peer` may be ourselves; `told_by` who says so, if
+    not we.
+    """
 
     peer: PeerId
     reason: str

@@ -1,8 +1,8 @@
 """What peers tell each other about peers: adverts, who hears whom, refutations, good-byes.
 
-Whoever gets a stream to a peer says so, once, to all who did not say the same. So everybody finds everybody,
-and peers that cannot reach each other (both behind NAT) know of each other. Nobody is believed to be lost by
-hearsay alone: an accusation makes us look for ourselves.
+Whoever gets a stream to a peer says so, once, to all who did not say the same. So everybody finds
+everybody, and peers that cannot reach each other (both behind NAT) know of each other. Nobody is
+believed to be lost by hearsay alone: an accusation makes us look for ourselves.
 """
 
 from typing import Final
@@ -18,7 +18,6 @@ from dugnad.dht.messages import (
     LostNotice,
     Message,
     PeersKnown,
-    WhoSees,
 )
 from dugnad.dht.roster_events import Action, DuplicateIdentity, PeerChanged, Send
 from dugnad.dht.roster_liveness import Liveness
@@ -32,7 +31,7 @@ NEWS_S: Final = 0.1
 
 
 class Gossip:
-    """Takes and gives word about peers. Appends to `out`; its owner calls `tell_news` at `news_at`."""
+    """Takes and gives word about peers; its owner calls `tell_news` at `news_at`."""
 
     def __init__(self, own: Own, table: Table, liveness: Liveness, out: list[Action]) -> None:
         self._own = own
@@ -56,7 +55,7 @@ class Gossip:
             self.send(entry, message)
 
     def catch_up(self, entry: Entry, stream: ControlStream, now: float) -> None:
-        """All that a peer should know from us, on a stream that is new or the only one left of two."""
+        """All that a peer should know from us, on a new stream or the one left of two."""
         heard = [
             other.advert
             for other in self._table.listening()
@@ -101,7 +100,9 @@ class Gossip:
     # --- taking
 
     def adopt(self, entry: Entry, advert: Advert) -> bool:
-        """Takes a verified advert as the peer's own if it is newer, or from another boot than ours of it."""
+        """Takes a verified advert as the peer's own if it is newer, or from another boot than ours
+        of it.
+        """
         known = entry.advert
         if known is not None and advert.order <= known.order and advert.boot == known.boot:
             return False
@@ -123,7 +124,7 @@ class Gossip:
         return fault
 
     def vouched(self, by: Entry, advert: Advert, now: float) -> str | None:
-        """`by` hears the peer of this advert. The fault for which `by` is to be refused, or None."""
+        """`by` hears the peer of this advert. The fault for which to refuse `by`, or None."""
         if advert.peer == self._own.peer:
             self._about_me(advert, by.peer, now)
             return None

@@ -1,15 +1,18 @@
-"""Who is alive: the state of each peer and every transition between states. Part of the roster's core.
+"""Who is alive: the state of each peer and every transition between states. Part of the roster's
+core.
 
-A peer whose last stream ends, or that is silent too long, is a *suspect*: it is dialled once, at once, with a
-short deadline. If that fails everybody else is told (`LostNotice`), which is also the question whether somebody
-else hears it; without an answer it is *lost*, with one *indirect*. Lost and never reached peers are dialled
-with growing pauses. If all streams end together, the fault is taken to be ours, and nobody is lost for a while.
+A peer whose last stream ends, or that is silent too long, is a *suspect*: it is dialled once, at
+once, with a short deadline. If that fails everybody else is told (`LostNotice`), which is also the
+question whether somebody else hears it; without an answer it is *lost*, with one *indirect*. Lost
+and never reached peers are dialled with growing pauses. If all streams end together, the fault is
+taken to be ours, and nobody is lost for a while.
 
-Weakness: a member that lies can vouch for a dead peer and so keep it *indirect*; the deadline on commits
-passes over such a peer.
+Weakness: a member that lies can vouch for a dead peer and so keep it *indirect*; the deadline on
+commits passes over such a peer.
 """
 
 import random
+import statistics
 from collections.abc import Iterator
 from typing import Final
 
@@ -23,15 +26,20 @@ from dugnad.dht.roster_events import (
     PeerLeft,
     PeerLost,
     PeerUp,
-    Send,
     SelfSuspect,
+    Send,
 )
 from dugnad.dht.roster_table import Entry, State, Table
 
 REDIAL_S: Final = 0.3
 """A suspect has this long to be reached again (DESIGN.md section 6)."""
 VOUCH_S: Final = 0.15
-"""Others have this long to say that they hear it: a round trip on most lines. 0.45 s from end to loss."""
+"""Others have this long to say that they hear it: a round trip on most lines. 0.45 s from end to
+loss.
+"""
+VOUCH_MAX_S: Final = 0.6
+VOUCH_TRIPS: Final = 1.5
+"""Where usual round trips are longer than 0.1 s the wait grows with them, within bounds."""
 DIAL_S: Final = 10.0
 """For first contacts: relays and slow lines. A refusal comes much earlier."""
 DIAL_LATE_S: Final = 2.0
@@ -47,7 +55,9 @@ GIVE_UP_S: Final = 600.0
 """After ten minutes in vain a peer is dialled only when it is named again."""
 REFUSED_RETRY_S: Final = 60.0
 TURN_S: Final = 0.5
-"""The greater id waits this long before it dials a peer learned by gossip: the other one dials at once."""
+"""The greater id waits this long before it dials a peer learned by gossip: the other one dials at
+once.
+"""
 ALL_ENDED_S: Final = 0.2
 GRACE_S: Final = 5.0
 """Long enough to restart the substrate on the same port and to be dialled or dial again."""
@@ -115,7 +125,9 @@ class Liveness:
         self.not_reached(entry, reason, now)
 
     def not_reached(self, entry: Entry, reason: str, now: float) -> None:
-        """A dial, or a stream without a hello, led to nothing: the next try comes after a longer pause."""
+        """A dial, or a stream without a hello, led to nothing: the next try comes after a longer
+        pause.
+        """
         if entry.dial_until is not None or entry.streams:
             return  # another try is under way
         if entry.state in (State.LIVE, State.SUSPECT, State.LEFT):
@@ -156,7 +168,7 @@ class Liveness:
         self._forget_vouches_of(entry.peer, now)
 
     def refuse(self, entry: Entry, reason: str, now: float, *, ban_s: float = 0.0) -> None:
-        """We will have none of it, or it none of us: all streams closed, tried again in a minute."""
+        """We will have none of it, or it none of us: closed, and tried again in a minute."""
         counted = entry.counted
         entry.enter(State.REFUSED, reason, now)
         entry.banned_until = now + ban_s
@@ -173,7 +185,9 @@ class Liveness:
         self._forget_vouches_of(entry.peer, now)
 
     def named(self, entry: Entry, now: float) -> None:
-        """A link, memory or the address book names the peer: dial it soon, however long we tried before."""
+        """A link, memory or the address book names the peer: dial it soon, however long we tried
+        before.
+        """
         if (
             entry.state in (State.LIVE, State.SUSPECT)
             or entry.banned_until > now
@@ -341,8 +355,14 @@ class Liveness:
     def _ask(self, entry: Entry, question: Message, now: float) -> None:
         if entry.state is State.INDIRECT:
             entry.vouchers.clear()  # answers must be fresh
-        entry.answer_at = now + VOUCH_S
+        entry.answer_at = now + self._answer_s()
         self._tell(question)
+
+    def _answer_s(self) -> float:
+        """How long an answer may take: far-apart peers need longer than `VOUCH_S`."""
+        trips = [entry.heartbeat.rtt_s for entry in self._table.listening()]
+        usual = statistics.median([trip for trip in trips if trip is not None] or [0.0])
+        return min(VOUCH_MAX_S, max(VOUCH_S, VOUCH_TRIPS * usual))
 
     def _tell(self, message: Message) -> None:
         for other in self._table.listening():
@@ -372,7 +392,7 @@ class Liveness:
             entry.retry_at = max(at, now)
 
     def _retry(self, entry: Entry, now: float) -> None:
-        """The pause is over: dial, or, where that is pointless, ask whether anybody still hears it."""
+        """The pause is over: dial, or, where that is pointless, ask who still hears it."""
         entry.retry_at = None
         if entry.streams or entry.state in (State.LIVE, State.LEFT):
             return

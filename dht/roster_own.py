@@ -1,4 +1,6 @@
-"""Ourselves, as the roster shows us to others: boot, incarnation, the signed advert, the wall clock."""
+"""Ourselves, as the roster shows us to others: boot, incarnation, the signed advert, the wall
+clock.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,14 +13,18 @@ from dugnad.dht.messages import PROTOCOL, Hello
 from dugnad.dht.records import Signer, Verifier, encode
 
 DUPLICATE_MARGIN_MS: Final = 5_000
-"""Our advert from another boot, stamped so long after our start, was not written by our former life."""
+"""Our advert from another boot, stamped so long after our start, was not written by our former
+life.
+"""
 REFUTE_S: Final = 1.0
 """We raise our incarnation at most so often, whoever says that we are lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class RosterConfig:
-    """What does not change while the daemon runs. `admitted`: only these peers, or None for everybody."""
+    """What does not change while the daemon runs. `admitted`: only these peers, or None for
+    everybody.
+    """
 
     run: RunId
     software: str
@@ -78,7 +84,9 @@ class Own:
         )
 
     def renew(self, now: float, draft: Advert | None = None) -> None:
-        """Signs the advert anew, with new content if there is any. ValueError if that is not acceptable."""
+        """Signs the advert anew, with new content if there is any. ValueError if that is not
+        acceptable.
+        """
         before = self._draft
         self._draft = draft or before
         try:
@@ -88,7 +96,9 @@ class Own:
             raise
 
     def outlive(self, incarnation: int, now: float, *, at_once: bool = False) -> bool:
-        """Raises our incarnation above one that was called lost, or that a former life used. False: too soon."""
+        """Raises our incarnation above one that was called lost, or that a former life used. False:
+        too soon.
+        """
         if incarnation < self._incarnation or (now < self._refute_at and not at_once):
             return False
         self._refute_at = now + REFUTE_S

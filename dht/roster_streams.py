@@ -1,9 +1,10 @@
-"""Control streams: hello, refusal, and which of two streams of a pair stays. Part of the roster's core.
+"""Control streams: hello, refusal, and which of two streams of a pair stays. Part of the roster's
+core.
 
-A stream counts from its hello on. When both peers dialled at once there are two; the peer with the lesser id
-decides, after the older one proved that it still lives: then the stream that the lesser id opened stays. While
-that is open both are used, so nothing flaps. The same proof tells a peer that was started anew (its old stream
-is dead) from two daemons with one key (it is alive).
+A stream counts from its hello on. When both peers dialled at once there are two; the peer with the
+lesser id decides, after the older one proved that it still lives: then the stream that the lesser
+id opened stays. While that is open both are used, so nothing flaps. The same proof tells a peer
+that was started anew (its old stream is dead) from two daemons with one key (it is alive).
 """
 
 from collections.abc import Iterator
@@ -35,7 +36,9 @@ from dugnad.dht.roster_own import Own
 from dugnad.dht.roster_table import STREAMS_PER_PEER_MAX, ControlStream, Entry, Probe, Table
 
 MESH_MAX: Final = 64
-"""Peers of a full mesh, ourselves included: 63 heartbeats a second are 10 kB/s (schedules.md section 5)."""
+"""Peers of a full mesh, ourselves included: 63 heartbeats a second are 10 kB/s (schedules.md
+section 5).
+"""
 PEER_STREAMS_MAX: Final = MESH_MAX - 1
 HELLO_S: Final = 5.0
 """For a stream to bring its hello; a stream that does not is of no use."""
@@ -77,6 +80,7 @@ class Streams:
             if event.outgoing and entry is not None:
                 self._liveness.not_reached(entry, refusal.reason, now)
             return
+        self._make_place(entry)
         entry.streams[event.stream] = ControlStream(event.stream, event.outgoing, now, now)
         self._out.append(Send(event.peer, event.stream, self._own.hello(now)))
 
@@ -165,16 +169,21 @@ class Streams:
         """Whatever is due for this entry's streams."""
         if entry.probe is not None and entry.probe.until <= now:
             self._decide(entry, entry.probe, now, old_lives=False)
-        for stream in list(entry.streams.values()):
+        claimed = False
+        for stream in tuple(entry.streams.values()):
+            claimed = claimed or stream.claim is not None
             if stream.boot is None and stream.opened_at + HELLO_S <= now:
                 self._liveness.close(entry, stream.number, "no hello came")
                 self._liveness.not_reached(entry, "no hello came", now)
-        for _ in range(STREAMS_PER_PEER_MAX):
-            if not self._settle(entry, now):
-                break
+        if claimed or len(entry.streams) > 1:
+            for _ in range(STREAMS_PER_PEER_MAX):
+                if not self._settle(entry, now):
+                    break
 
     def drop_idle(self, entry: Entry, now: float) -> None:
-        """Of several streams those that fell silent are dropped (the decider's word may have been lost)."""
+        """Of several streams those that fell silent are dropped (the decider's word may have been
+        lost).
+        """
         streams = entry.established()
         for stream in streams[:-1]:
             if now - stream.heard_at > entry.heartbeat.silence_s and entry.probe is None:
@@ -196,11 +205,17 @@ class Streams:
             return refused(
                 "flood", f"not served for another {entry.banned_until - now:.0f} s: {entry.reason}"
             )
-        if len(entry.streams) >= STREAMS_PER_PEER_MAX:
-            return refused("full", "too many control streams at once")
         if not entry.streams and self._table.connected_count() >= PEER_STREAMS_MAX:
             return refused("full", f"the mesh is full ({MESH_MAX} peers)")
         return None
+
+    def _make_place(self, entry: Entry) -> None:
+        """A peer that opens yet another stream has lost the older ones: the stalest one goes."""
+        if len(entry.streams) >= STREAMS_PER_PEER_MAX:
+            main = entry.main()
+            spare = [stream for stream in entry.streams.values() if stream is not main]
+            stalest = min(spare, key=lambda stream: (stream.heard_at, stream.number))
+            self._liveness.close(entry, stalest.number, "too many control streams at once")
 
     def _judge(self, entry: Entry, hello: Hello) -> Advert | Refused:
         ours = self._own.config
@@ -244,7 +259,7 @@ class Streams:
             self._liveness.not_reached(entry, reason, now)
 
     def _settle(self, entry: Entry, now: float) -> bool:
-        """Takes the next step if a pair has more than one stream; whether there may be more to do."""
+        """Takes the next step towards one stream a pair; whether there may be more to do."""
         if entry.probe is not None:
             return False
         rest = entry.established()
@@ -254,7 +269,9 @@ class Streams:
                 return False
             self._adopt(entry, claimant, now)
             return True
-        if len(rest) > 1 and self._own.peer < entry.peer:  # if both sides decided, both could be closed
+        if (
+            len(rest) > 1 and self._own.peer < entry.peer
+        ):  # if both sides decided, both could be closed
             self._probe(entry, rest[0], rest[-1], now)
         return False
 
@@ -271,7 +288,8 @@ class Streams:
         elif new.claim is not None:
             self._adopt(entry, new, now)
         else:
-            # The stream that the lesser id opened stays; of two that the same side opened, the younger.
+            # The stream that the lesser id opened stays; of two that the same side opened, the
+            # younger.
             keep_old = (
                 old_lives and old.outgoing != new.outgoing and self._opened_by_lesser(entry, old)
             )

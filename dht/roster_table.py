@@ -56,7 +56,8 @@ class ControlStream:
     opened_at: float
     heard_at: float
     boot: int | None = None
-    # While two daemons claim one identity, what the second says waits here (its advert, its messages).
+    # While two daemons claim one identity, what the second says waits here (its advert, its
+    # messages).
     claim: Advert | None = None
     held: list[Message] = field(default_factory=list)
 
@@ -68,7 +69,7 @@ class ControlStream:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Is the older of two streams still alive? Decided by a pong to `ping`, or by the time `until`."""
+    """Is the older of two streams alive? Decided by a pong to `ping`, or at the time `until`."""
 
     old: int
     new: int
@@ -137,7 +138,11 @@ class Entry:
 
     def heard_at(self) -> float:
         """When any established stream last brought something."""
-        return max((stream.heard_at for stream in self.established()), default=float("-inf"))
+        latest = float("-inf")
+        for stream in self.streams.values():  # plain: this is asked most often of all
+            if stream.heard_at > latest and stream.established:
+                latest = stream.heard_at
+        return latest
 
     def add_addresses(self, addresses: tuple[str, ...]) -> None:
         """Puts `addresses` first, keeps older ones behind them, bounded."""
@@ -176,7 +181,9 @@ class Table:
 
     def listening(self) -> list[Entry]:
         """Entries with an established stream, in order of peer id."""
-        return sorted((e for e in self if e.established()), key=lambda entry: entry.peer)
+        found = [e for e in self if e.streams and e.established()]
+        found.sort(key=lambda entry: entry.peer)
+        return found
 
     def counted(self) -> tuple[PeerId, ...]:
         """Peers that count as live, sorted."""
@@ -197,8 +204,8 @@ class Table:
         ]
         if not idle:
             return False
-        # Those we gave up go first, those once met last; of names never met the newest goes, so that a
-        # stranger's long list of names pushes out itself and not the seeds of our link.
+        # Those we gave up go first, those once met last; of names never met the newest goes, so
+        # that a stranger's long list of names pushes out itself and not the seeds of our link.
         victim = min(
             idle,
             key=lambda e: (e.retry_at is not None, e.last_seen is not None, -e.since, e.peer),

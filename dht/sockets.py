@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 # How long `close` waits for the daemon to take what is unsent (the other side may have stopped
 # reading).
 CLOSE_TIMEOUT_S = 5.0
-# Time between our last byte and the end of the stream: the other daemon copies a byte in well under a
-# millisecond when idle; with every core taken it may wait for a few time slices.
+# Time between our last byte and the end of the stream: the other daemon copies a byte in well under
+# a millisecond when idle; with every core taken it may wait for a few time slices.
 LINGER_S = 0.05
 _POLL_S = 0.005
 # The daemon sends the stream's header at once; anything slower is a daemon in trouble.
@@ -120,7 +120,7 @@ class SocketStream:
         p2pd closes both directions of a stream at once, and about once in 10 000 times (measured on
         a loaded machine) that becomes a reset, which drops what the other p2pd has not handed over.
         """
-        while _unsent(self._socket):
+        while _unsent(self._socket):  # noqa: ASYNC110  # the kernel has no event for this
             await asyncio.sleep(_POLL_S)
         try:
             async with asyncio.timeout(LINGER_S):

@@ -188,7 +188,10 @@ class Substrate:
         for places_alike in by_preference(places):
             left = deadline - time.monotonic()
             if left <= 0:
-                reasons += [(str(place), "not tried, the time was up") for place in places_alike]
+                reasons += [
+                    (str(place), "no answer in time (not tried: the time was up)")
+                    for place in places_alike
+                ]
                 continue
             open_places, closed = await probe_all(places_alike, min(left, PROBE_TIMEOUT_S))
             reasons += closed
@@ -206,7 +209,8 @@ class Substrate:
         known = self._known.get(peer)
         if known and peer not in await self._connected(timeout_s):
             # Left to itself p2pd would wait for its slowest address, and then refuse to try again.
-            await self.dial(peer, [str(address) for address in known], timeout_s)
+            left = max(deadline - time.monotonic(), 0.0)
+            await self.dial(peer, [str(address) for address in known], left)
         left = max(deadline - time.monotonic(), 0.001)
         request = control.open_stream(peer, protocol, _whole_seconds(left))
         try:
@@ -258,6 +262,10 @@ class Substrate:
     async def get(self, key: str) -> dict[PeerId, bytes]:
         """The values under `key` by the peer who signed each; empty if none is found in time."""
         return await self._book.get(key) if self.config.address_book else {}
+
+    async def meet(self, peers: Sequence[PeerId]) -> int:
+        """Makes connected peers known to our part of the address book; how many answered."""
+        return await self._book.meet(peers, SEED_TIMEOUT_S) if self.config.address_book else 0
 
     # Inside
 

@@ -37,7 +37,6 @@ ERRORS: Final[Mapping[str, ErrorKind]] = MappingProxyType(
         ),
         "E004": ErrorKind("the answer was no", EXIT_FAILURE),
         "E005": ErrorKind("something went wrong inside dugnad", EXIT_FAILURE),
-        "E006": ErrorKind("a part of dugnad is missing from this installation", EXIT_FAILURE),
         "E010": ErrorKind("the run file cannot be read", 10),
         "E011": ErrorKind("the run file is not TOML", 11),
         "E012": ErrorKind("the run file asks for something impossible", 12),

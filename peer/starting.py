@@ -87,7 +87,7 @@ def prepare_join(link_text: str, home: Home, settings: Settings) -> Ready:
     """Reads the link, finds what is kept of the run, asks. UserError for what stands in the way.
 
     The manifest is None when this data folder has never seen the run: then the daemon fetches it
-    and must call `dugnad.peer.consent.check_machine` before it trains.
+    and gives the bytes to `accept_manifest`.
     """
     try:
         link = parse_link(link_text)

@@ -22,7 +22,7 @@ from dugnad.dht.records import decode, encode
 from dugnad.peer.storefile import StoreFile
 from dugnad.peer.storeschema import StoreError, store_errors
 
-__all__ = ["InFlight", "Receipt", "RememberedPeer", "Store", "StoreError", "StoredEvent"]
+__all__ = ["InFlight", "Promise", "Receipt", "RememberedPeer", "Store", "StoreError", "StoredEvent"]
 
 HISTORY_MIN: Final = 256
 """Newest versions of a fragment that are kept whatever their age: as many as an exchange holds in
@@ -33,7 +33,7 @@ IN_FLIGHT_MAX: Final = 64
 """Own contributions kept per fragment: those of the last F = 4 versions, with room for a long
 time alone; each holds an encoded fragment."""
 PROMISES_KEPT: Final = 1024
-"""Signed versions remembered per fragment; older ones are refused as a whole."""
+"""Signed headers remembered per fragment: a head is never so far back that more could matter."""
 PEERS_MAX: Final = 1024
 """Peers remembered and adverts seen: a start tries a few dozen."""
 EVENTS_MAX: Final = 5000
@@ -49,7 +49,6 @@ PIECE_BYTES_MAX: Final = 64 << 20
 """A row of ours when read back: far above any message, so that only damage exceeds it."""
 _DAY_MS: Final = 86_400_000
 _RECEIPTS_PER_QUERY_MAX: Final = 10_000
-_HEADER_PROMISE: Final = "header"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +62,18 @@ class InFlight:
     record: bytes
     payload: bytes
     fraction: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The one header that this peer signs on top of ``parent``; ``record``: the encoded commit."""
+
+    fragment: int
+    parent: bytes
+    version: int
+    digest: bytes
+    record: bytes = b""
+    payload: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +176,14 @@ class Store(StoreFile):
             ).fetchone()
         return int(row[0])
 
+    def last_seq(self, fragment: int) -> int:
+        """The newest number issued for ``fragment``; 0 when none was."""
+        with store_errors(self.path):
+            row = self._db.execute(
+                "SELECT seq FROM seqs WHERE fragment = ?", (fragment,)
+            ).fetchone()
+        return 0 if row is None else int(row[0])
+
     def raise_seq(self, fragment: int, listed: int) -> None:
         """Never issue ``listed`` or less: a lineage lists it, so this file is an older copy."""
         with self._transaction(durable=True):
@@ -174,23 +193,34 @@ class Store(StoreFile):
                 (fragment, listed),
             )
 
-    def promise_header(self, fragment: int, version: int, digest: bytes) -> bool:
-        """Whether the header ``digest`` may be signed as (fragment, version); if so, no other ever.
+    def promise_header(self, promise: Promise) -> bool:
+        """Whether this header may be signed on top of its parent; if so, no other ever.
 
-        Durable before it returns True. False also for versions too old to be remembered.
+        Durable before it returns True. The payload is kept for the newest promise of a fragment
+        only: a home that died between promising and announcing announces it after its restart.
         """
+        one = promise
         with self._transaction(durable=True):
-            floor = self._floor(fragment)
             self._db.execute(
-                "INSERT OR IGNORE INTO promises SELECT ?, ?, ?, ? WHERE ? > ?",
-                (_HEADER_PROMISE, fragment, version, digest, version, floor),
+                "INSERT OR IGNORE INTO promises VALUES (?, ?, ?, ?, ?, ?)",
+                (one.fragment, one.parent, one.version, one.digest, one.record, one.payload),
             )
             row = self._db.execute(
-                "SELECT digest FROM promises WHERE kind = ? AND fragment = ? AND number = ?",
-                (_HEADER_PROMISE, fragment, version),
+                "SELECT digest FROM promises WHERE fragment = ? AND parent = ?",
+                (one.fragment, one.parent),
             ).fetchone()
-            self._forget_promises(fragment)
-        return row is not None and bytes(row[0]) == digest
+            allowed = bytes(row[0]) == one.digest
+            if allowed:
+                self._thin_promises(one)
+        return allowed
+
+    def promises(self, fragment: int) -> list[Promise]:
+        """The remembered promises of a fragment, oldest version first."""
+        with store_errors(self.path):
+            rows = self._db.execute(
+                "SELECT * FROM promises WHERE fragment = ? ORDER BY version, rowid", (fragment,)
+            ).fetchall()
+        return [Promise(*row) for row in rows]
 
     # Heads, contributions in flight, the base of the fold.
 
@@ -242,6 +272,15 @@ class Store(StoreFile):
         with store_errors(self.path):
             rows = self._db.execute("SELECT * FROM in_flight ORDER BY fragment, seq").fetchall()
         return [InFlight(*row) for row in rows]
+
+    def keep(self, key: str, value: bytes) -> None:
+        """Keep a value under a key of this program (not for foreign keys)."""
+        self._set_meta(f"kept/{key}", value)
+
+    def kept(self, key: str) -> bytes | None:
+        """The value kept under ``key``."""
+        with store_errors(self.path):
+            return self._meta(f"kept/{key}")
 
     def save_fold(self, state: FoldState) -> None:
         """Keep the base of the credit fold."""
@@ -390,25 +429,16 @@ class Store(StoreFile):
                 decode(row[2], tuple[Ack, ...], PIECE_BYTES_MAX),
             )
 
-    def _floor(self, fragment: int) -> int:
-        row = self._db.execute(
-            "SELECT floor FROM promise_floors WHERE fragment = ?", (fragment,)
-        ).fetchone()
-        return 0 if row is None else int(row[0])
-
-    def _forget_promises(self, fragment: int) -> None:
-        """Keep the newest PROMISES_KEPT; what lies below can never be promised again."""
-        row = self._db.execute(
-            "SELECT number FROM promises WHERE kind = ? AND fragment = ?"
-            " ORDER BY number DESC LIMIT 1 OFFSET ?",
-            (_HEADER_PROMISE, fragment, PROMISES_KEPT),
-        ).fetchone()
-        if row is None:
-            return
-        self._db.execute("INSERT OR REPLACE INTO promise_floors VALUES (?, ?)", (fragment, row[0]))
+    def _thin_promises(self, newest: Promise) -> None:
+        """Keep one payload, and PROMISES_KEPT promises: nobody goes back that far."""
         self._db.execute(
-            "DELETE FROM promises WHERE kind = ? AND fragment = ? AND number <= ?",
-            (_HEADER_PROMISE, fragment, row[0]),
+            "UPDATE promises SET payload = x'' WHERE fragment = ? AND parent != ?",
+            (newest.fragment, newest.parent),
+        )
+        self._db.execute(
+            "DELETE FROM promises WHERE fragment = ? AND rowid NOT IN (SELECT rowid FROM promises"
+            " WHERE fragment = ? ORDER BY rowid DESC LIMIT ?)",
+            (newest.fragment, newest.fragment, PROMISES_KEPT),
         )
 
     def _keep_newest(self, table: str, rows_max: int) -> None:

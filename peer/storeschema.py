@@ -28,10 +28,9 @@ SCHEMA: Final = (
     " WITHOUT ROWID",
     "CREATE INDEX receipts_by_commit ON receipts (digest)",
     "CREATE TABLE seqs (fragment INTEGER PRIMARY KEY, seq INTEGER NOT NULL)",
-    "CREATE TABLE promises (kind TEXT NOT NULL, fragment INTEGER NOT NULL,"
-    " number INTEGER NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (kind, fragment, number))"
-    " WITHOUT ROWID",
-    "CREATE TABLE promise_floors (fragment INTEGER PRIMARY KEY, floor INTEGER NOT NULL)",
+    "CREATE TABLE promises (fragment INTEGER NOT NULL, parent BLOB NOT NULL,"
+    " version INTEGER NOT NULL, digest BLOB NOT NULL, record BLOB NOT NULL,"
+    " payload BLOB NOT NULL, PRIMARY KEY (fragment, parent))",
     "CREATE TABLE heads (fragment INTEGER PRIMARY KEY, version INTEGER NOT NULL,"
     " digest BLOB NOT NULL)",
     "CREATE TABLE in_flight (fragment INTEGER NOT NULL, seq INTEGER NOT NULL,"

@@ -184,7 +184,12 @@ class World:
         disk = disk or Disk()
         born = self.peers[peer].born + 1 if peer in self.peers else 0
         sim = SimPeer(
-            number, peer, self.rng("peer", number, born), disk, [], step_s=step_s or self.settings.step_s
+            number,
+            peer,
+            self.rng("peer", number, born),
+            disk,
+            [],
+            step_s=step_s or self.settings.step_s,
         )
         sim.born = born
         sim.fragments = [self._fragment(sim, p) for p in range(self.settings.fragments)]
@@ -241,7 +246,15 @@ class World:
         )
         worker = FragmentWorker.start(rules, sim.peer, core.head.digest, anchor)
         zeros = [np.zeros(s.size, np.float64) for _ in range(3)]
-        return SimFragment(core, worker, anchor.theta.copy(), *zeros, core.head.digest)
+        return SimFragment(
+            core=core,
+            worker=worker,
+            theta=anchor.theta.copy(),
+            progress=zeros[0],
+            rounding=zeros[1],
+            given_up=zeros[2],
+            head=core.head.digest,
+        )
 
     def _meet(self, a: SimPeer, b: SimPeer) -> None:
         for one, two in ((a, b), (b, a)):
@@ -389,9 +402,7 @@ class World:
             before = fragment.theta.astype(np.float64)
             fragment.theta = fragment.theta - gain
             fragment.progress += before - fragment.theta
-            fragment.pieces.append(
-                fm.UnitPiece(sim.born, sim.number * 1_000_000 + sim.step, 0, 1)
-            )
+            fragment.pieces.append(fm.UnitPiece(sim.born, sim.number * 1_000_000 + sim.step, 0, 1))
 
     # -- actions -------------------------------------------------------------------------------
 
@@ -465,9 +476,7 @@ class World:
 
         return speed_class(SEQUENCE_TOKENS / sim.step_s, None)
 
-    def _sign(
-        self, sim: SimPeer, p: int, header: fm.Header, inputs: tuple[fm.Input, ...]
-    ) -> None:
+    def _sign(self, sim: SimPeer, p: int, header: fm.Header, inputs: tuple[fm.Input, ...]) -> None:
         digest = fm.header_digest(header, RUN)
         promised = sim.disk.headers.setdefault((p, header.parent), digest)
         if promised != digest:
@@ -558,7 +567,11 @@ class World:
                 return
             event: ev.Event
             try:
-                if failed or not self._reaches(sim.peer, source) or self.now < self.peers[source].frozen_until:
+                if (
+                    failed
+                    or not self._reaches(sim.peer, source)
+                    or self.now < self.peers[source].frozen_until
+                ):
                     raise WorkError("the source does not answer")
                 self._fetch(sim, p, action, source)
                 event = ev.Obtained(action.digest)
@@ -619,6 +632,8 @@ def message_events(sender: PeerId, message: fm.Message) -> list[ev.Event]:
             return [ev.CommitsWanted(sender, digest, known)]
         case fm.Commits(_, commits, checkpoint):
             return [ev.CommitsIn(sender, commits, checkpoint)]
+        case fm.Claims():
+            return []  # the world plays no work units
 
 
 def decoded(contribution: fm.Contribution, payload: bytes, size: int) -> Vector:

@@ -83,4 +83,6 @@ def _be_polite() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # torch takes up to seconds to take itself down, and nothing is left to save

@@ -5,6 +5,7 @@ the run's own model, and the fastest that fits is taken.
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 from dugnad.peer.learner.stepper import OutOfMemory, Stepper, is_out_of_memory, release_memory
 
 PROBE_SECONDS_MIN: Final = 0.1
-"""Time measured for each micro-batch size: ten steps of a small model, one of a large one."""
+"""Time spent on each micro-batch size: ten runs of a small model, one of a large one."""
 PROBE_SECONDS_MAX: Final = 3.0
 """Time for all sizes on a device: a volunteer waits for it, so the search ends there."""
 WORSE: Final = 0.9
@@ -153,12 +154,12 @@ def _rate(stepper: Stepper, size: int) -> float:
     timed.
     """
     stepper.time_micro_batch(size)
-    count = 0
-    start = time.perf_counter()
-    while (seconds := time.perf_counter() - start) < PROBE_SECONDS_MIN:
+    best_s = math.inf  # the least disturbed run: others may be busy on this machine
+    end = time.perf_counter() + PROBE_SECONDS_MIN
+    while (begin := time.perf_counter()) < end:
         stepper.time_micro_batch(size)
-        count += 1
-    return count * size * stepper.model.config.context / seconds
+        best_s = min(best_s, time.perf_counter() - begin)
+    return size * stepper.model.config.context / best_s
 
 
 def _bfloat16_products_gain(device: torch.device) -> bool:

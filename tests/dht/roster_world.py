@@ -1,8 +1,10 @@
-"""An in-memory world for the roster alone: several cores, simulated streams, faults, one virtual clock.
+"""An in-memory world for the roster alone: several cores, simulated streams, faults, one virtual
+clock.
 
-Everything comes from one seed; `World.digest` is the digest of all events and actions in order. A *node* is one
-daemon (a boot of an identity); it may be killed, hung (its events wait, its streams stay open) or doubled. A
-line between two nodes may be cut: what is sent meanwhile waits, as in a TCP connection, and dials fail.
+Everything comes from one seed; `World.digest` is the digest of all events and actions in order. A
+*node* is one daemon (a boot of an identity); it may be killed, hung (its events wait, its streams
+stay open) or doubled. A line between two nodes may be cut: what is sent meanwhile waits, as in a
+TCP connection, and dials fail.
 """
 
 import hashlib
@@ -132,7 +134,9 @@ class World:
         node = Node(name, peer, roster, dialable=dialable)
         restart = name in self.nodes
         self.nodes[name] = node
-        if restart and self.rng.random() < 0.5:  # sometimes the new system tells that old streams are gone
+        if (
+            restart and self.rng.random() < 0.5
+        ):  # sometimes the new system tells that old streams are gone
             for number, wire in self.wires.items():
                 if name in wire.ended and len(wire.ended) == 1:
                     self._end(number, wire, name, "reset")
@@ -241,7 +245,9 @@ class World:
     def streams_between(self, one: int, other: int) -> int:
         """Streams of the pair that both sides hold."""
         return sum(
-            1 for wire in self.wires.values() if {wire.opener, wire.accepter} == {one, other} and not wire.ended
+            1
+            for wire in self.wires.values()
+            if {wire.opener, wire.accepter} == {one, other} and not wire.ended
         )
 
     def agreed(self) -> bool:
@@ -294,12 +300,20 @@ class World:
             case _:
                 pass
 
-    def _dial(self, node: Node, peer: PeerId, addresses: tuple[str, ...], deadline_s: float) -> None:
+    def _dial(
+        self, node: Node, peer: PeerId, addresses: tuple[str, ...], deadline_s: float
+    ) -> None:
         name = int(addresses[0].rsplit("/", 1)[1])
         target = self.nodes.get(name)
         trip = 2 * (self._delay() + self._delay())
         path = {(node.name, name), (name, node.name)} & self.cuts
-        if target is None or path or not target.dialable or target.peer != peer or trip > deadline_s:
+        if (
+            target is None
+            or path
+            or not target.dialable
+            or target.peer != peer
+            or trip > deadline_s
+        ):
             self._push(self.now + deadline_s, node.name, DialFailed(peer, "no answer"))
         elif not target.alive:
             late = self.rng.random() < 0.5
@@ -350,7 +364,7 @@ class World:
 
 
 def mesh(seed: int, size: int, *, latency_s: float = 0.02) -> World:
-    """`size` peers that all know the first, started within a second, and time to find each other."""
+    """`size` peers that know the first, started within a second, and time to find each other."""
     world = World(seed, latency_s)
     for name in range(size):
         world.add(name)

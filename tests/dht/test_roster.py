@@ -38,10 +38,19 @@ from dugnad.dht.roster_events import (
 )
 from dugnad.dht.roster_table import PEERS_MAX
 
-from .roster_world import RUN, WALL_START_MS, FakeSigner, Wire, World, fake_verify, mesh, peer_id
+from .roster_world import (  # noqa: TID252  the world is no installed package
+    RUN,
+    WALL_START_MS,
+    FakeSigner,
+    Wire,
+    World,
+    fake_verify,
+    mesh,
+    peer_id,
+)
 
 ME = 1000
-SEEDS = range(20)
+SEEDS = range(6)
 A = TypeVar("A")
 
 
@@ -205,7 +214,9 @@ def test_a_peer_never_reached_is_dialled_with_growing_pauses_and_given_up() -> N
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_a_killed_peer_is_lost_everywhere_within_half_a_second_of_its_streams_end(size: int) -> None:
+def test_a_killed_peer_is_lost_everywhere_within_half_a_second_of_its_streams_end(
+    size: int,
+) -> None:
     for seed in SEEDS:
         world = mesh(seed, size, latency_s=0.01)
         world.kill(size - 1)
@@ -217,6 +228,7 @@ def test_a_killed_peer_is_lost_everywhere_within_half_a_second_of_its_streams_en
         assert world.agreed()
 
 
+@pytest.mark.slow
 def test_a_hung_peer_is_lost_everywhere_within_the_silence_time_and_comes_back() -> None:
     for seed in SEEDS:
         world = mesh(seed, 4)
@@ -246,6 +258,7 @@ def test_a_live_peer_whose_stream_is_cut_is_not_lost() -> None:
         assert world.streams_between(0, 1) == 1
 
 
+@pytest.mark.slow
 def test_a_live_peer_that_only_we_cannot_reach_is_not_lost_while_others_hear_it() -> None:
     for seed in SEEDS:
         world = mesh(seed, 4)
@@ -258,6 +271,16 @@ def test_a_live_peer_that_only_we_cannot_reach_is_not_lost_while_others_hear_it(
         world.run(40.0)
         assert world.nodes[0].roster.state(peer_id(1)).state is State.LIVE
         assert not losses(world)
+
+
+def test_on_another_continent_a_cut_stream_loses_nobody_though_the_redial_is_too_slow() -> None:
+    for seed in SEEDS:
+        world = mesh(seed, 4, latency_s=0.15)
+        world.run(5.0)
+        world.cut_streams(0, 1)
+        world.run(10.0)
+        assert not losses(world)
+        assert world.streams_between(0, 1) == 1
 
 
 def test_a_line_that_works_one_way_only_does_not_lose_a_peer_that_others_hear() -> None:
@@ -302,6 +325,7 @@ def test_a_peer_that_says_good_bye_is_left_and_not_looked_for() -> None:
 # --- our own fault
 
 
+@pytest.mark.slow
 def test_when_all_streams_end_at_once_we_suspect_ourselves_and_lose_nobody() -> None:
     for seed in SEEDS:
         world = mesh(seed, 4)
@@ -336,6 +360,7 @@ def test_a_peer_with_one_stream_does_not_suspect_itself() -> None:
     assert not world.nodes[0].said(SelfSuspect)
 
 
+@pytest.mark.slow
 def test_after_standing_still_a_peer_declares_nobody_lost() -> None:
     for seed in SEEDS:
         world = mesh(seed, 4)
@@ -396,7 +421,9 @@ def test_our_own_advert_from_another_living_daemon_shows_a_double() -> None:
 def test_our_own_advert_from_a_former_life_is_outlived() -> None:
     roster = lone_roster()
     connect(roster, 2, 1, 0.0)
-    former = hello_of(ME, boot=77, at_ms=WALL_START_MS - 9_000, incarnation=2 * WALL_START_MS // 1000)
+    former = hello_of(
+        ME, boot=77, at_ms=WALL_START_MS - 9_000, incarnation=2 * WALL_START_MS // 1000
+    )
     advert = msgspec.msgpack.decode(former.advert, type=Advert)
     actions = roster.handle(MessageIn(peer_id(2), 1, PeersKnown((advert,))), 1.0)
     assert not only(DuplicateIdentity, actions)
@@ -509,18 +536,20 @@ def test_a_stream_without_a_hello_is_closed() -> None:
 
 def test_streams_per_peer_and_peers_with_streams_are_bounded() -> None:
     roster = lone_roster()
-    for stream in range(3):
-        assert not refusals(roster.handle(StreamUp(peer_id(0), stream, outgoing=False), 0.0))
-    assert refusals(roster.handle(StreamUp(peer_id(0), 3, outgoing=False), 0.0))[0].code == "full"
+    connect(roster, 0, 0, 0.0)
+    for stream in range(1, 9):
+        closed = only(CloseStream, roster.handle(StreamUp(peer_id(0), stream, False), 0.0))
+        assert [close.stream for close in closed] == ([stream - 2] if stream >= 3 else [])
     for number in range(1, MESH_MAX - 1):
         assert not refusals(roster.handle(StreamUp(peer_id(number), 10 + number, False), 0.0))
     refused = refusals(roster.handle(StreamUp(peer_id(MESH_MAX), 999, False), 0.0))
     assert "mesh is full" in refused[0].reason
 
 
+@pytest.mark.slow
 def test_the_table_is_bounded_and_a_flood_of_names_does_not_push_out_the_seed() -> None:
     roster = lone_roster()
-    for number in range(2 * PEERS_MAX):
+    for number in range(PEERS_MAX + 50):
         roster.handle(Known(peer_id(number), ("/ip4/10.0.0.1/tcp/1",)), 0.001 * number)
     assert len(roster.known()) == PEERS_MAX
     assert peer_id(0) in roster.known()
@@ -530,7 +559,9 @@ def test_dials_under_way_are_bounded() -> None:
     roster = lone_roster()
     dials = 0
     for number in range(100):
-        dials += len(only(Dial, roster.handle(Known(peer_id(number), ("/ip4/1.1.1.1/tcp/1",)), 0.0)))
+        dials += len(
+            only(Dial, roster.handle(Known(peer_id(number), ("/ip4/1.1.1.1/tcp/1",)), 0.0))
+        )
     assert dials == 16
 
 

@@ -189,7 +189,7 @@ def test_there_is_only_one_proper_encoding(manifest: Manifest) -> None:
         decode_manifest(longer)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.data())
 def test_whatever_the_bytes_decoding_gives_a_manifest_or_a_reason(data: st.DataObject) -> None:
     good = bytearray(_GOOD)

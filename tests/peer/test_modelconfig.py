@@ -12,7 +12,7 @@ SMALL = ModelConfig(dim=16, layers=2, heads=4, hidden=24, context=8)
 def test_tensor_names_and_order_are_those_of_llama() -> None:
     untied = msgspec.structs.replace(SMALL, tied=False, kv_heads=2)
     specs = {spec.name: (spec.shape, spec.group) for spec in untied.tensor_specs()}
-    assert list(specs)[0] == "model.embed_tokens.weight"
+    assert next(iter(specs)) == "model.embed_tokens.weight"
     assert list(specs)[-2:] == ["model.norm.weight", "lm_head.weight"]
     assert specs["model.layers.1.self_attn.q_proj.weight"] == ((16, 16), "matrix")
     assert specs["model.layers.1.self_attn.k_proj.weight"] == ((8, 16), "matrix")

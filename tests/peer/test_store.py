@@ -27,7 +27,7 @@ from dugnad.averaging.formats import (
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.records import encode
 from dugnad.peer import store as store_module
-from dugnad.peer.store import HISTORY_MIN, IN_FLIGHT_MAX, InFlight, Store, StoreError
+from dugnad.peer.store import HISTORY_MIN, IN_FLIGHT_MAX, InFlight, Promise, Store, StoreError
 
 RUN = RunId(bytes(range(32)))
 PEER = PeerId(b"\x07" * 32)
@@ -157,7 +157,7 @@ def test_sequence_numbers_rise_across_restarts_and_above_what_is_listed(path: Pa
 WRITER = """
 import sys
 from pathlib import Path
-from dugnad.peer.store import Store
+from dugnad.peer.store import Promise, Store
 store = Store.open(Path(sys.argv[1]))
 while True:
     print(store.issue_seq(0), flush=True)
@@ -180,17 +180,29 @@ def test_no_number_is_issued_twice_when_the_process_is_killed(path: Path) -> Non
         assert store.issue_seq(0) > issued[-1]
 
 
-def test_a_home_signs_one_header_for_a_version_and_remembers_it(path: Path) -> None:
+def promise(fragment: int, parent: object, digest: bytes, payload: bytes = b"") -> Promise:
+    """A promise of ``digest`` on top of ``parent``."""
+    return Promise(fragment, digest_of(parent), 7, digest, b"record", payload)
+
+
+def test_a_home_signs_one_header_on_a_parent_and_remembers_it(path: Path) -> None:
     first, second = digest_of(1), digest_of(2)
     with closing(Store.open(path)) as store:
         assert store.fresh
-        assert store.promise_header(0, 7, first)
-        assert not store.promise_header(0, 7, second)
-        assert store.promise_header(1, 7, second)
+        assert store.promise_header(promise(0, "a", first, b"payload"))
+        assert not store.promise_header(promise(0, "a", second))
+        assert store.promise_header(promise(1, "a", second))
     with closing(Store.open(path)) as store:
         assert not store.fresh
-        assert not store.promise_header(0, 7, second)
-        assert store.promise_header(0, 7, first), "the same header may leave again"
+        assert not store.promise_header(promise(0, "a", second))
+        assert store.promise_header(promise(0, "a", first)), "the same header may leave again"
+        assert store.promises(0) == [promise(0, "a", first, b"payload")]
+
+
+def test_a_home_may_sign_the_same_version_of_another_lineage(store: Store) -> None:
+    assert store.promise_header(promise(0, "a", digest_of(1), b"old"))
+    assert store.promise_header(promise(0, "b", digest_of(2), b"new"))
+    assert [one.payload for one in store.promises(0)] == [b"", b"new"]
 
 
 def test_promises_are_synced_to_the_disk_and_other_writes_need_not_be(store: Store) -> None:
@@ -203,34 +215,30 @@ def test_promises_are_synced_to_the_disk_and_other_writes_need_not_be(store: Sto
     store._db.set_trace_callback(note)
     store.issue_seq(0)
     store.raise_seq(0, 5)
-    store.promise_header(0, 1, digest_of(1))
+    store.promise_header(promise(0, 1, digest_of(1)))
     store.set_heads([])
     store._db.set_trace_callback(None)
     full, normal = 2, 1
     assert levels == [full, full, full, normal]
 
 
-def test_forgotten_promises_are_refused_as_a_whole(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_promises_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "PROMISES_KEPT", 3)
-    for version in range(1, 8):
-        assert store.promise_header(0, version, digest_of(version))
-    assert not store.promise_header(0, 4, digest_of("another"))
-    assert not store.promise_header(0, 4, digest_of(4))
-    assert store.promise_header(0, 5, digest_of(5))
+    for number in range(1, 8):
+        assert store.promise_header(promise(0, number, digest_of(number)))
+    assert [one.digest for one in store.promises(0)] == [digest_of(n) for n in (5, 6, 7)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6), st.integers(0, 2)), max_size=25))
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_two_promises_of_one_version_ever_differ(
+def test_no_two_promises_on_one_parent_ever_differ(
     tmp_path_factory: pytest.TempPathFactory, asked: list[tuple[int, int, int]]
 ) -> None:
     given_out: dict[tuple[int, int], bytes] = {}
     with closing(Store.open(tmp_path_factory.mktemp("s") / "state.sqlite")) as store:
         for fragment, version, which in asked:
             digest = digest_of(which)
-            allowed = store.promise_header(fragment, version, digest)
+            allowed = store.promise_header(promise(fragment, version, digest))
             assert allowed == (given_out.setdefault((fragment, version), digest) == digest)
 
 

@@ -1,4 +1,6 @@
-"""The daemon's handle on real learner processes: their work, their memory, and every way that they end."""
+"""The daemon's handle on real learner processes: their work, their memory, and every way that
+they end.
+"""
 
 import asyncio
 import os
@@ -14,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+import uvloop
 
 from dugnad.averaging.fragments import build_table
 from dugnad.peer.init import initial_parameters
@@ -224,3 +227,25 @@ def test_no_learner_outlives_its_daemon(tmp_path: Path) -> None:
         daemon.wait()
         learner.wait(PATIENCE_S)
     assert not learner.is_running()
+
+
+def test_the_daemon_side_loads_no_torch() -> None:
+    code = (
+        "import sys, dugnad.peer.trainer, dugnad.peer.corpus, dugnad.peer.init;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_handle_works_on_uvloop_too(tmp_path: Path) -> None:
+    async def train() -> None:
+        peer = Peer(tmp_path)
+        await peer.trainer.start(THETA)
+        peer.trainer.give(Work(0, 0, 0, [1, 2, 3, 4], 0))
+        await peer.until_event(Step)
+        assert (await peer.trainer.copy_out(0)).step == 1
+        assert await peer.trainer.stop() == Exited(0, "stopped", expected=True)
+        peer.trainer.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(train())

@@ -163,7 +163,7 @@ def chaos(world: World, rng: random.Random, *, seconds: float) -> None:
     while world.now < end:
         world.run(world.now + rng.expovariate(0.25))
         alive, draw = world.alive(), rng.random()
-        dead = sorted((s.number for s in world.peers.values() if not s.alive))
+        dead = sorted(s.number for s in world.peers.values() if not s.alive)
         if draw < 0.25 and len(alive) > 1:
             world.kill(rng.choice(alive).peer)
         elif draw < 0.4 and dead:
@@ -203,9 +203,14 @@ def test_the_checker_notices_a_contribution_listed_twice() -> None:
     world.run(20.0)
     digest = world.alive()[0].fragments[0].core.head.digest
     record = world.checks.commits[digest]
-    again = record.__class__(record.header.__class__(**{
-        **{f: getattr(record.header, f) for f in record.header.__struct_fields__},
-        "parent": digest,
-    }), record.inputs)
+    again = record.__class__(
+        record.header.__class__(
+            **{
+                **{f: getattr(record.header, f) for f in record.header.__struct_fields__},
+                "parent": digest,
+            }
+        ),
+        record.inputs,
+    )
     with pytest.raises(Violation, match="twice"):
         world.checks.committed(again, b"x" * 32)

@@ -1,4 +1,6 @@
-"""The learner's loop over a real socket pair, in a thread of the test: order, partial batches, refusals."""
+"""The learner's loop over a real socket pair, in a thread of the test: order, partial batches,
+refusals.
+"""
 
 import math
 import socket
@@ -60,7 +62,9 @@ class Daemon:
         )
         self.anchor.array[:] = THETA
         path = folder / "tokens"
-        path.write_bytes(np.random.default_rng(0).integers(97, 105, 2000).astype(np.uint8).tobytes())
+        path.write_bytes(
+            np.random.default_rng(0).integers(97, 105, 2000).astype(np.uint8).tobytes()
+        )
         self.tokens = path.open("rb")
         self.ours, self.theirs = socket.socketpair()
         self.frames = FrameReader()
@@ -120,7 +124,7 @@ def test_every_sequence_is_trained_on_once_and_the_last_ones_need_no_full_batch(
 ) -> None:
     daemon.start(Work(0, 3, 5, [9, 8, 7, 6, 5, 4], 1000))
     assert isinstance(daemon.hear(), Ready)
-    first, second, idle = daemon.hear_until(Idle)
+    first, second, _ = daemon.hear_until(Idle)
     assert isinstance(first, Step)
     assert isinstance(second, Step)
     assert [msgspec.structs.astuple(p) for p in first.pieces] == [(0, 3, 5, 9)]
@@ -169,7 +173,7 @@ def test_evaluating_and_sampling_use_the_anchors_and_do_not_disturb_training(
     asked = (Evaluate(1, list(range(100, 124))), Sample(2, b"a", 5, 7), Sample(3, b"a", 5, 7))
     daemon.start(Pause(), work, *asked, Resume())
     other.start(work)
-    ready, evaluated, one, same, *heard = daemon.hear_until(Idle)
+    _, evaluated, one, same, *heard = daemon.hear_until(Idle)
     assert isinstance(evaluated, Evaluated)
     assert evaluated.loss == pytest.approx(math.log(256), rel=0.02)  # nothing is learned yet
     assert evaluated.tokens == 24 * 16
@@ -209,7 +213,12 @@ def test_a_state_without_a_finite_loss_ends_the_learner(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Work(0, 0, 0, [SEQUENCES], 0), Work(0, 0, 0, [-1], 0), Evaluate(1, [SEQUENCES]), CopyOut(1, 2)],
+    [
+        Work(0, 0, 0, [SEQUENCES], 0),
+        Work(0, 0, 0, [-1], 0),
+        Evaluate(1, [SEQUENCES]),
+        CopyOut(1, 2),
+    ],
 )
 def test_impossible_requests_end_the_conversation(daemon: Daemon, message: ToLearner) -> None:
     daemon.start(message)

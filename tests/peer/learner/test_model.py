@@ -18,13 +18,9 @@ CONFIGS = [
 Array = npt.NDArray[np.float64]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def norm(x: Array, weight: Array) -> Array:
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * weight
+    out: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * weight
+    return out
 
 
 def turned(x: Array, theta: float) -> Array:

@@ -1,16 +1,16 @@
 """A step learns what a plain torch loop learns, in whatever micro-batches memory allows."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dugnad.averaging.fragments import build_table
 from dugnad.peer.corpus import TokenFile
 from dugnad.peer.init import initial_parameters
 from dugnad.peer.learner.device import Wishes, candidates, choose, micro_batches
-from dugnad.peer.learner.model import Transformer
 from dugnad.peer.learner.parameters import FlatModel
 from dugnad.peer.learner.schedule import OptimiserSettings
 from dugnad.peer.learner.stepper import OutOfMemory, Stepper
@@ -19,14 +19,9 @@ from dugnad.peer.modelconfig import ModelConfig
 CONFIG = ModelConfig(dim=32, layers=2, heads=2, hidden=48, context=16)
 TABLE = build_table(CONFIG.tensor_specs(), 3)
 THETA = initial_parameters(TABLE, CONFIG, 1)
-SETTINGS = OptimiserSettings(total_tokens=1, batch_sequences=4, clip_norm=0.5)
+SETTINGS = OptimiserSettings(total_tokens=1, learning_rate=3e-3, batch_sequences=4, clip_norm=0.5)
 TEXT = np.random.default_rng(0).integers(97, 105, 2000).astype(np.uint8)
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 class Cramped(Stepper):
@@ -47,41 +42,18 @@ def stepper(kind: type[Stepper] = Stepper) -> Stepper:
     return kind(model, SETTINGS, TokenFile(TEXT), torch.float32)
 
 
-def plain_losses(batches: list[list[int]], rate: float) -> list[float]:
-    """The same model, data and settings in the loop that anybody would write."""
-    network = Transformer(CONFIG)
-    named = {name: torch.from_numpy(array) for name, array in TABLE.unpack(THETA).items()}
-    network.load_state_dict(named)
-    parameters = list(network.parameters())
-    embedding = network.model.embed_tokens.weight
-    matrices = [p for p in parameters if p.ndim == 2 and p is not embedding]
-    others = [p for p in parameters if p.ndim == 1 or p is embedding]
-    groups = [
-        {"params": matrices, "weight_decay": 0.1},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8)
-    losses = []
-    for batch in batches:
-        windows = torch.stack([torch.from_numpy(TEXT[i * 16 : i * 16 + 17]).long() for i in batch])
-        logits = network(windows[:, :-1])
-        loss = F.cross_entropy(logits.reshape(-1, 256), windows[:, 1:].reshape(-1))
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
-        torch.nn.utils.clip_grad_norm_(parameters, SETTINGS.clip_norm)
-        optimiser.step()
-        optimiser.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
 @pytest.mark.parametrize("micro_batch", [1, 3, 4])
-def test_losses_are_those_of_a_plain_loop(micro_batch: int) -> None:
+@pytest.mark.slow  # torch's own optimiser takes seconds to load
+def test_losses_are_those_of_a_plain_loop(
+    micro_batch: int, plain_loop: Callable[..., Callable[[list[list[int]]], list[float]]]
+) -> None:
     chance = np.random.default_rng(1)
     batches = [chance.permutation(100)[: 4 if n % 3 else 3].tolist() for n in range(12)]
     ours = stepper()
     ours.micro_batch = micro_batch
-    losses = [ours.step(batch, 3e-3).loss for batch in batches]
-    assert losses == pytest.approx(plain_losses(batches, 3e-3), rel=1e-5)
+    losses = [ours.step(batch, SETTINGS.learning_rate).loss for batch in batches]
+    plain = plain_loop(CONFIG, TABLE, THETA, SETTINGS, TEXT)(batches)
+    assert losses == pytest.approx(plain, rel=1e-5)
     assert losses[-1] < losses[0] - 0.5
 
 
@@ -116,13 +88,6 @@ def test_a_step_without_a_finite_gradient_changes_nothing() -> None:
     torch.testing.assert_close(ours.model.flat, before, equal_nan=True)
     ours.model.flat[5] = 0.0
     assert not ours.step([0, 1], 1e-3).skipped
-
-
-def test_weight_decay_is_for_matrices_only() -> None:
-    ours = stepper()
-    matrices, others = ours._optimiser.param_groups
-    assert (matrices["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
-    assert matrices["params"][0].numel() == 2 * (4 * 32 * 32 + 3 * 32 * 48)
 
 
 @pytest.mark.slow

@@ -1,0 +1,271 @@
+"""N peer processes that average together, commanded line by line (JSON) over their pipes.
+
+Both ends: :class:`Fleet` for the measuring process, :func:`serve` for a peer. What a peer does
+between its commands is a :class:`Peer`. One round: everybody gets a fresh vector, then a moment to
+begin is named (the monotonic clock is the machine's), and each says when it was done. The round's
+time runs from that moment to the last peer's end; CPU is that of all processes of all peers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+SAMPLES: Final = 4096
+"""Elements compared after each round, spread over all: also a part of 64 KiB lost shows."""
+SPREAD: Final = 0.01
+"""Standard deviation of every element."""
+WRONG_BEYOND: Final = 0.25 * SPREAD
+"""An element this far from the mean of all was not averaged: 8 bits err by a tenth of it."""
+HEAD_START_S: Final = 0.1
+"""From the command to begin until all begin."""
+ROUND_TIMEOUT_S: Final = 120.0
+END_TIMEOUT_S: Final = 10.0
+
+
+class Peer(Protocol):
+    """One way to average, as one peer does it."""
+
+    async def start(self) -> dict[str, Any]:
+        """Get up; what the others must know."""
+        ...
+
+    async def meet(self, others: list[dict[str, Any]]) -> None:
+        """Connect; ``others`` are all peers' words by rank, one's own among them."""
+        ...
+
+    async def prepare(self, number: int) -> None:
+        """A fresh vector for round ``number``, and all that comes before averaging."""
+        ...
+
+    async def run(self) -> None:
+        """Average, until the result is here."""
+        ...
+
+    def sample(self, before: bool) -> list[float]:
+        """Elements of one's own vector, or of the result."""
+        ...
+
+    async def close(self) -> None:
+        """Stop everything."""
+        ...
+
+
+def vector_of(rank: int, number: int, count: int) -> npt.NDArray[np.float32]:
+    """What peer ``rank`` has to average in round ``number``."""
+    rng = np.random.default_rng([rank, number])
+    return rng.standard_normal(count, np.float32) * np.float32(SPREAD)
+
+
+def sampled(vector: npt.NDArray[np.float32]) -> list[float]:
+    """The elements that are compared."""
+    where = np.linspace(0, vector.size - 1, min(SAMPLES, vector.size)).astype(np.int64)
+    found: list[float] = vector[where].tolist()
+    return found
+
+
+async def serve(peer: Peer) -> None:
+    """Do what the measuring process says until it says no more."""
+    loop = asyncio.get_running_loop()
+
+    async def command() -> dict[str, Any]:
+        line = await loop.run_in_executor(None, sys.stdin.readline)
+        return dict(json.loads(line)) if line else {"do": "end"}
+
+    try:
+        _say(await peer.start())
+        await peer.meet((await command())["others"])
+        _say({})
+        while (heard := await command())["do"] == "round":
+            await peer.prepare(heard["number"])
+            _say({"sample": peer.sample(before=True)})
+            begin = (await command())["at"]
+            await asyncio.sleep(max(0.0, begin - time.monotonic()))
+            await peer.run()
+            end = time.monotonic()
+            _say({"end": end, "sample": peer.sample(before=False)})
+    finally:
+        await peer.close()
+
+
+def _say(what: dict[str, Any]) -> None:
+    print(json.dumps(what), flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round as measured. ``wrong`` is the share of elements that are not the mean of all."""
+
+    seconds: float
+    cpu_seconds: float
+    wrong: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Medians over the rounds; memory is the largest peer's, all of its processes.
+
+    ``peak_mb`` sums the peaks of its processes, in which what forked processes share counts
+    several times; ``proportional_mb`` shares that out, after the last round.
+    """
+
+    seconds: float
+    seconds_low: float
+    seconds_high: float
+    cpu_seconds: float
+    wrong: float
+    peak_mb: float
+    proportional_mb: float
+
+
+class Fleet:
+    """``count`` processes of one command, each told its rank by an argument at the end."""
+
+    def __init__(self, command: list[str], count: int, log: Path) -> None:
+        self._log = log.open("ab")
+        self._processes = [
+            subprocess.Popen(
+                [*command, f"--rank={rank}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                start_new_session=True,
+            )
+            for rank in range(count)
+        ]
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all peers and whatever they started: some leave their children behind."""
+        trees = [one for process in self._processes for one in _tree(process.pid)]
+        for process in self._processes:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_TIMEOUT_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for one in trees:  # psutil knows a process by its start time, too: never a stranger
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        self._log.close()
+
+    def measure(self, rounds: int, warm_up: int = 1) -> Measured:
+        """Let all meet and average; the medians of ``rounds`` after ``warm_up`` that do not count.
+
+        RuntimeError when a peer ends early; its words are in the log.
+        """
+        others = self._hear_all()
+        self._tell({"others": others})
+        self._hear_all()
+        found = [self._round(number) for number in range(warm_up + rounds)][warm_up:]
+        seconds = [one.seconds for one in found]
+        memory = [_memory(process.pid) for process in self._processes]
+        return Measured(
+            seconds=statistics.median(seconds),
+            seconds_low=min(seconds),
+            seconds_high=max(seconds),
+            cpu_seconds=statistics.median(one.cpu_seconds for one in found),
+            wrong=max(one.wrong for one in found),
+            peak_mb=max(peak for peak, _ in memory),
+            proportional_mb=max(proportional for _, proportional in memory),
+        )
+
+    def _round(self, number: int) -> Round:
+        self._tell({"do": "round", "number": number})
+        mean = np.mean([heard["sample"] for heard in self._hear_all()], axis=0)
+        before = self._cpu()
+        begin = time.monotonic() + HEAD_START_S
+        self._tell({"at": begin})
+        heard = self._hear_all()
+        cpu = self._cpu() - before
+        errors = np.abs(np.array([one["sample"] for one in heard]) - mean)
+        wrong = float(np.mean(errors > WRONG_BEYOND))
+        return Round(max(one["end"] for one in heard) - begin, cpu, wrong)
+
+    def _tell(self, what: dict[str, Any]) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(what) + "\n")
+            process.stdin.flush()
+
+    def _hear_all(self) -> list[dict[str, Any]]:
+        deadline = time.monotonic() + ROUND_TIMEOUT_S
+        return [self._hear(process, deadline) for process in self._processes]
+
+    def _hear(self, process: subprocess.Popen[str], deadline: float) -> dict[str, Any]:
+        assert process.stdout is not None
+        watchdog = _Watchdog(process, deadline)
+        with watchdog:
+            line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a peer ended or fell silent; see {self._log.name}")
+        return dict(json.loads(line))
+
+    def _cpu(self) -> float:
+        return sum(_cpu(process.pid) for process in self._processes)
+
+
+class _Watchdog:
+    """Kills a peer that says nothing in time, which ends the wait for its line."""
+
+    def __init__(self, process: subprocess.Popen[str], deadline: float) -> None:
+        import threading
+
+        seconds = max(0.0, deadline - time.monotonic())
+        self._timer = threading.Timer(seconds, process.kill)
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _cpu(pid: int) -> float:
+    total = 0.0
+    for one in _tree(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def _memory(pid: int) -> tuple[float, float]:
+    """Peak and proportional megabytes of a process and all that it started."""
+    peak = proportional = 0
+    for one in _tree(pid):
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            status = Path(f"/proc/{one.pid}/status").read_text()
+            found = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+            peak += int(found[0].split()[1]) * 1024 if found else 0
+            proportional += one.memory_full_info().pss
+    return peak / 1e6, proportional / 1e6

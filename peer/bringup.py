@@ -1,0 +1,74 @@
+"""Bringing up the learner: the data, shard by shard from whoever has it, then the process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from dugnad.dht.ids import PeerId
+from dugnad.peer.corpus import CorpusError
+from dugnad.peer.errors import UserError
+from dugnad.peer.learner.process import LearnerGone
+from dugnad.peer.paths import disk_error
+from dugnad.peer.pull import PullError
+
+if TYPE_CHECKING:
+    from dugnad.peer.daemon import Daemon
+
+SHARDS_AT_ONCE: Final = 4
+"""Shards fetched side by side."""
+FETCH_RETRY_S: Final = 2.0
+
+
+async def bring_up_learner(daemon: Daemon) -> None:
+    """Get the data, start the learner; training begins when the anchors are the swarm's."""
+    daemon.state, daemon.reason = "syncing", "fetching the data"
+    await _fetch_data(daemon)
+    daemon.state, daemon.reason = "measuring", "starting the learner"
+    try:
+        await daemon.training.start()
+    except (LearnerGone, TimeoutError) as error:
+        raise UserError(
+            "E005", f"the learner cannot start: {error}", "see the text; free some memory"
+        ) from error
+    daemon.state, daemon.reason = "syncing", "waiting for the swarm's state"
+
+
+async def _fetch_data(daemon: Daemon) -> None:
+    while True:
+        missing = await asyncio.to_thread(daemon.shards.missing)
+        if not missing:
+            break
+        peers = list(daemon.averager.live())
+        if not peers:
+            daemon.reason = f"{len(missing)} shards of the data are missing and nobody is there"
+            await asyncio.sleep(FETCH_RETRY_S)
+            continue
+        await _fetch_shards(daemon, missing, peers)
+    try:
+        await asyncio.to_thread(daemon.shards.assemble)
+    except OSError as error:
+        raise disk_error(error, daemon.shards.tokens_path) from error
+
+
+async def _fetch_shards(daemon: Daemon, missing: list[int], peers: list[PeerId]) -> None:
+    assert daemon.swarm.puller is not None
+    puller, hashes = daemon.swarm.puller, daemon.manifest.data.index.hashes
+    room = asyncio.Semaphore(SHARDS_AT_ONCE)
+
+    async def fetch(number: int) -> None:
+        async with room:
+            first = number % len(peers)
+            data = await puller.shard([*peers[first:], *peers[:first]], number, hashes[number])
+            await asyncio.to_thread(daemon.shards.put, number, data)
+
+    results = await asyncio.gather(*(fetch(n) for n in missing), return_exceptions=True)
+    for result in results:
+        if isinstance(result, PullError | CorpusError):
+            daemon.note("data", f"a shard could not be fetched: {result}")
+            await asyncio.sleep(FETCH_RETRY_S)
+            return
+        if isinstance(result, OSError):
+            raise disk_error(result, daemon.shards.tokens_path) from result
+        if isinstance(result, BaseException):
+            raise result

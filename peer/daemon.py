@@ -1,0 +1,438 @@
+"""The daemon: one peer of one run, from the first connection to the last hand-in.
+
+Order of a life: lock the data folder, start libp2p, get the manifest, open the store, take up the
+exchange where the disk left it, meet the others, get the data, start the learner, take part until
+somebody says leave. ``Daemon`` wires the parts together and owns their order; each part knows its
+own business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import uvloop
+
+import dugnad.peer.clock as clock
+from dugnad.averaging import events as ev
+from dugnad.averaging import formats as fm
+from dugnad.averaging.outer import conformance
+from dugnad.averaging.tree import Vector
+from dugnad.dht.advert import Advert, Device
+from dugnad.dht.identity import FolderLock, FolderLocked, Identity, IdentityError
+from dugnad.dht.ids import PeerId, RunId
+from dugnad.dht.link import Link, format_link
+from dugnad.dht.p2pd import SubstrateError
+from dugnad.dht.records import verify_ed25519
+from dugnad.dht.substrate import SubstrateConfig
+from dugnad.peer.anchors import AnchorFiles
+from dugnad.peer.assembly import (
+    Who,
+    credit_rules,
+    make_fragment,
+    make_units,
+    restore,
+    unfinished,
+)
+from dugnad.peer.averager import Averager, Ports
+from dugnad.peer.bringup import bring_up_learner
+from dugnad.peer.config import Settings
+from dugnad.peer.control import ControlServer
+from dugnad.peer.corpus import ShardStore
+from dugnad.peer.errors import UserError
+from dugnad.peer.failures import as_user_error, no_seed_error, store_error, substrate_error
+from dugnad.peer.happenings import Happenings
+from dugnad.peer.init import initial_parameters
+from dugnad.peer.journal import Journal
+from dugnad.peer.ledger import Ledger
+from dugnad.peer.manifest import PROTOCOL, Manifest, run_id
+from dugnad.peer.paths import Home
+from dugnad.peer.progress import ProgressLog
+from dugnad.peer.pull import PullError
+from dugnad.peer.reporting import Report
+from dugnad.peer.serving import Serving
+from dugnad.peer.starting import accept_manifest, folder_locked, identity_error
+from dugnad.peer.store import StoreError
+from dugnad.peer.storethread import StoreThread
+from dugnad.peer.swarm import Swarm, SwarmHooks
+from dugnad.peer.trainer import LearnerPlan
+from dugnad.peer.training import Training, TrainingHooks, flat
+from dugnad.peer.transfer import ContributionServer, PullServer
+from dugnad.peer.vitals import Vitals
+
+VERSION: Final = "0.1.0"
+LEAVE_S: Final = 10.0
+"""The last hand-in gets this long (DESIGN.md promise 5; `--drain` waits longer)."""
+DRAIN_S: Final = 300.0
+EXIT_INTERRUPTED: Final = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the daemon is started with."""
+
+    home: Home
+    settings: Settings
+    manifest: Manifest | None
+    link: Link | None
+
+
+class Daemon:
+    """One peer. ``run`` is its whole life; everything else answers questions or is called back."""
+
+    def __init__(self, start: Start, identity: Identity) -> None:
+        self.home, self.settings = start.home, start.settings
+        self.link = start.link
+        self.identity = identity
+        self.boot = secrets.randbits(62) | 1
+        self.started_at = clock.now()
+        self.journal = Journal()
+        self.store = StoreThread()
+        self.state, self.reason = "starting", "connecting"
+        self.leaving = asyncio.Event()
+        self.drain = False
+        self.forced = False
+        self.failure: UserError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.happenings = Happenings(self)
+        self.swarm = Swarm(self._substrate_config(start), identity, self._hooks())
+        self.manifest: Manifest
+        self.run_id: RunId
+        if start.manifest is not None:
+            self.manifest = start.manifest
+            self.run_id = run_id(start.manifest)
+        else:
+            assert start.link is not None, "a daemon needs a manifest or a link"
+            self.run_id = start.link.run
+        self.averager: Averager
+        self.training: Training
+        self.ledger: Ledger
+        self.vitals: Vitals
+        self.report: Report
+        self.shards: ShardStore
+        self.anchor_files: AnchorFiles
+
+    def _substrate_config(self, start: Start) -> SubstrateConfig:
+        settings, home = start.settings, start.home
+        run = run_id(start.manifest) if start.manifest is not None else None
+        if run is None and start.link is not None:
+            run = start.link.run
+        seeds = [*(start.link.peers if start.link is not None else ())]
+        if run is not None:
+            seeds += [one for one in home.remembered(run) if one not in seeds]
+        return SubstrateConfig(
+            identity=home.identity_key,
+            runtime=home.runtime(),
+            hosts=(settings.listen.host,),
+            port=settings.listen.port,
+            announce=settings.announce,
+            seeds=tuple(seeds),
+            outbound_only=settings.outbound_only,
+        )
+
+    def _hooks(self) -> SwarmHooks:
+        return SwarmHooks(
+            self.happenings.roster_said, self.happenings.message_in, self.happenings.refused
+        )
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Take part until somebody says leave; returns the exit status."""
+        fault = conformance()
+        if fault is not None:
+            raise UserError("E005", f"this machine's arithmetic differs: {fault}", "report it")
+        try:
+            await self._open()
+            await self._take_part()
+        finally:
+            await self._shut_down()
+        if self.failure is not None:
+            raise self.failure
+        return EXIT_INTERRUPTED if self.forced else 0
+
+    async def _open(self) -> None:
+        """Network, manifest, store, and the exchange as the disk left it."""
+        try:
+            reports = await self.swarm.open(self.run_id)
+        except SubstrateError as error:
+            raise substrate_error(error) from error
+        for one in reports:
+            if not one.ok:
+                print(f"seed {one.address}: {one.reason}", file=sys.stderr)
+        if not hasattr(self, "manifest"):
+            if not self.swarm.seeds():
+                raise no_seed_error([(one.address, one.reason) for one in reports])
+            self.manifest = await self._fetch_manifest()
+        place = self.home.run(self.run_id)
+        place.create()
+        try:
+            await self.store.open(place.state, self.run_id)
+        except StoreError as error:
+            raise store_error(error) from error
+        self.shards = ShardStore(place.shards, self.manifest.data.index)
+        self.anchor_files = AnchorFiles(place.anchors)
+        await self._assemble()
+
+    async def _fetch_manifest(self) -> Manifest:
+        assert self.swarm.puller is not None
+        try:
+            data = await self.swarm.puller.manifest(self.swarm.seeds(), self.run_id)
+        except PullError as error:
+            raise UserError(
+                "E014",
+                f"no seed has the run of this link: {error.reason}",
+                "ask whoever gave you the link for a new one",
+            ) from error
+        return accept_manifest(data, self.run_id, self.home, self.identity)
+
+    async def _assemble(self) -> None:
+        """Cores, vectors, units and credit."""
+        manifest, table = self.manifest, self.manifest.table
+        who = Who(self.identity.peer, self.run_id, self.boot, not self.settings.outbound_only)
+        theta = await asyncio.to_thread(initial_parameters, table, manifest.model, manifest.seed)
+        cores = []
+        for p in range(len(table.fragments)):
+            part = theta[table.offsets[p] : table.offsets[p] + table.sizes[p]]
+            restored, notes = await self.store.call(
+                lambda store, p=p: restore(store, self.anchor_files, self.run_id, p)  # type: ignore[misc]
+            )
+            for note in notes:
+                self.note("disk", note)
+            part = np.ascontiguousarray(part)
+            cores.append(
+                await self.store.call(
+                    lambda store, p=p, part=part, restored=restored: make_fragment(  # type: ignore[misc]
+                        manifest, who, p, part, store, restored
+                    )
+                )
+            )
+        self.units = make_units(manifest, self.run_id, self.identity.peer)
+        self.ledger = Ledger(
+            credit_rules(manifest, self.run_id), self.store, self.happenings.coverage_changed
+        )
+        log = ProgressLog(len(table.fragments), manifest.data.context)
+        hooks = TrainingHooks(
+            on_ready=self._learner_ready,
+            on_claim=self.happenings.claim,
+            on_note=self.note,
+            swarm_tokens=lambda: self.vitals.swarm_tokens,
+            references=self._references,
+        )
+        self.training = Training(
+            self._learner_plan(), self.units, log, clock.now, hooks, eligible=who.can_home
+        )
+        ports = Ports(
+            run=self.run_id,
+            signer=self.identity,
+            learner=self.training,
+            network=self.swarm,
+            records=self.store,
+            clock=clock.now,
+            on_adopt=self.happenings.adopted,
+            on_note=self.happenings.core_note,
+        )
+        self.averager = Averager(ports, cores)
+        self.vitals = Vitals(self)
+        self.report = Report(self)
+
+    def _learner_plan(self) -> LearnerPlan:
+        manifest = self.manifest
+        return LearnerPlan(
+            config=manifest.model,
+            table=manifest.table,
+            optimiser=manifest.inner,
+            tokens=self.shards.tokens_path,
+            threads=self.settings.threads or 1,
+            cpu_share=self.settings.cpu_share,
+            seed=int.from_bytes(self.identity.peer[:4], "little"),
+        )
+
+    async def _take_part(self) -> None:
+        """Meet the others, train and merge until told to leave."""
+        control = ControlServer(self.report, self.home, self.settings.control_port)
+        await control.start()
+        try:
+            self.averager.start()
+            await self._serve()
+            await self.swarm.start(self.run_id, await self._advert(), self._admitted())
+            await self._finish_promises()
+            for p, shell in enumerate(self.averager.fragments):
+                if shell.core.head.version:
+                    self.ledger.adopted(p, shell.core.view.lineage, shell.core.head)
+            link = format_link(self.run_id, (await self.swarm.substrate.addresses())[:3])
+            self.report.link = link
+            print(link, flush=True)
+            self.own(bring_up_learner(self), "bring up the learner")
+            self.own(self.vitals.run(), "vitals")
+            await self.leaving.wait()
+            if not self.forced:
+                await self._leave()
+        finally:
+            await control.close()
+
+    async def _serve(self) -> None:
+        substrate, traffic = self.swarm.substrate, self.swarm.traffic
+        serving = Serving(self)
+        contributions = ContributionServer(
+            substrate,
+            self.run_id,
+            serving.size_of,
+            self.averager.contribution_in,
+            verify_ed25519,
+            refused=self.happenings.refused,
+            traffic=traffic,
+        )
+        await contributions.start()
+        await PullServer(substrate, self.run_id, serving, traffic=traffic).start()
+
+    async def _finish_promises(self) -> None:
+        """A header that was promised and never announced leaves now (this peer died in between)."""
+        for p, shell in enumerate(self.averager.fragments):
+            promise = await self.store.call(
+                lambda store, core=shell.core: unfinished(core, store)  # type: ignore[misc]
+            )
+            if promise is None:
+                continue
+            record = fm.decode_commit(promise.record)
+            shell.worker.advance(promise.digest, record.header, promise.payload)
+            self.averager.feed(p, ev.Signed(record, promise.digest))
+
+    def _admitted(self) -> frozenset[PeerId] | None:
+        manifest = self.manifest
+        if not manifest.admission:
+            return None
+        return frozenset(PeerId(key) for key in (*manifest.admission, manifest.organiser))
+
+    async def _advert(self) -> Advert:
+        addresses = tuple(await self.swarm.substrate.addresses())
+        return Advert(
+            peer=self.identity.peer,
+            boot=self.boot,
+            at_ms=clock.wall_ms(),
+            name=self.settings.name,
+            software=VERSION,
+            protocol=PROTOCOL,
+            devices=(Device("cpu", "", os.cpu_count() or 1),),
+            reachable="outbound" if self.settings.outbound_only else "unknown",
+            can_home=not self.settings.outbound_only,
+            roles=("train",) if self.settings.outbound_only else ("train", "merge"),
+            addresses=addresses[:8],
+        )
+
+    def own(self, work: object, name: str) -> None:
+        """Run a coroutine as a task of this daemon; its failure ends the daemon with the reason."""
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]  # any awaitable
+        task.set_name(name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            return
+        self.failure = as_user_error(error)
+        self.note("fault", f"{task.get_name()}: {error}")
+        self.leaving.set()
+
+    # -- the learner ---------------------------------------------------------------------------
+
+    def _learner_ready(self, ready: bool) -> None:
+        self.averager.feed_all(ev.LearnerState(ready))
+
+    def _references(self) -> Vector:
+        return flat([shell.worker.buffers.ref for shell in self.averager.fragments])
+
+    # -- what happens --------------------------------------------------------------------------
+
+    def note(self, kind: str, text: str, **data: str | int | float) -> None:
+        """Something happened: for the person who runs this, and for the page."""
+        row = self.journal.add(kind, text, **data)
+        print(f"{kind}: {row.text}", file=sys.stderr, flush=True)
+
+    # -- leaving -------------------------------------------------------------------------------
+
+    def request_leave(self, drain: bool) -> None:
+        """Start to leave; a second request goes at once."""
+        if self.leaving.is_set():
+            self.forced = True
+            self.averager.handed_over.set()
+        self.drain = self.drain or drain
+        self.leaving.set()
+
+    async def _leave(self) -> None:
+        """Hand in what there is, tell the others, and say what could not be sent."""
+        self.state, self.reason = "leaving", "handing in what was learned"
+        self.training.disable()
+        limit = DRAIN_S if self.drain else LEAVE_S
+        if self.averager.live() and self.training.ready is not None:
+            self.averager.feed_all(ev.LeaveNow())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.averager.handed_over.wait(), limit)
+        share = self.vitals.residual_share()
+        text = f"{share:.1%} of the last progress could not be sent"
+        self.note("leave", text, share=share)
+        print(f"left the swarm; {text}", flush=True)
+        await self.swarm.leave()
+
+    async def _shut_down(self) -> None:
+        """End every part; nothing is left running."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if hasattr(self, "averager"):
+            await self.averager.close()
+            await self.training.stop()
+        await self.swarm.close()
+        await self.store.close()
+
+
+def run_daemon(
+    home: Home,
+    settings: Settings,
+    *,
+    manifest: Manifest | None,
+    link: Link | None,
+    corpus_folder: Path | None,
+) -> int:
+    """Run a peer until it leaves; returns the exit status. Raises UserError."""
+    del corpus_folder  # the shards are in the run's folder already
+    try:
+        with FolderLock(home.root):
+            identity = Identity.load_or_create(home.identity_key)
+            return uvloop.run(_run(Start(home, settings, manifest, link), identity))
+    except FolderLocked as error:
+        raise folder_locked(error, home) from error
+    except IdentityError as error:
+        raise identity_error(error) from error
+
+
+async def _run(start: Start, identity: Identity) -> int:
+    daemon = Daemon(start, identity)
+    with _signals(daemon):
+        return await daemon.run()
+
+
+@contextlib.contextmanager
+def _signals(daemon: Daemon) -> Iterator[None]:
+    """SIGTERM and Ctrl-C do what `leave` does; the second one goes at once."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.request_leave, False)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,96 @@
+"""Credit and coverage as the heads move: the fold over the chosen lineage, fed by adoptions.
+
+A fragment whose history is not complete here (this peer joined late) is caught up in the
+background: from the store, then from peers, commit by commit down the chain, each named by the
+one above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from dugnad.averaging.board import Board
+from dugnad.averaging.coverage import CreditRules
+from dugnad.averaging.credit import CoverageChange, CreditFold
+from dugnad.averaging.creditchain import CreditError
+from dugnad.averaging.formats import Ack, CommitRecord
+from dugnad.averaging.lineage import Lineage, Node
+from dugnad.dht.ids import PeerId
+from dugnad.peer.storethread import StoreThread
+from dugnad.peer.transfer import PullError
+
+BACK_MAX: Final = 30
+"""Commits handed to the fold at each adoption: as far as it can undo."""
+PAGE: Final = 64
+"""Commits asked for at once when history is fetched."""
+HISTORY_MAX: Final = 100_000
+"""Commits fetched at most: a week of one every six seconds."""
+
+FetchCommits = Callable[[Sequence[PeerId], int, bytes, int], Awaitable[tuple[CommitRecord, ...]]]
+
+
+class Ledger:
+    """The credit fold of one peer, and what it still lacks."""
+
+    def __init__(
+        self, rules: CreditRules, store: StoreThread, on_change: Callable[[CoverageChange], None]
+    ) -> None:
+        self.fold = CreditFold(rules)
+        self.store = store
+        self.on_change = on_change
+        self.lacking: set[int] = set()
+
+    def adopted(self, fragment: int, lineage: Lineage, head: Node) -> None:
+        """A fragment has a new head: fold what it lists, or note that history is missing."""
+        chain: list[tuple[bytes, CommitRecord]] = []
+        for node in lineage.ancestors(head):
+            if node.record is None or len(chain) >= BACK_MAX:
+                break
+            chain.append((node.digest, node.record))
+        try:
+            change = self.fold.follow(fragment, chain[::-1])
+        except CreditError:
+            self.lacking.add(fragment)
+            return
+        self.lacking.discard(fragment)
+        self.on_change(change)
+
+    def acked(self, ack: Ack) -> None:
+        """A witness ack arrived."""
+        self.fold.acknowledge(ack)
+
+    async def catch_up(
+        self, fragment: int, head: tuple[bytes, bytes], peers: Sequence[PeerId], fetch: FetchCommits
+    ) -> bool:
+        """Complete a fragment's history below ``head`` (digest, parent) and fold all of it anew."""
+        digest, _ = head
+        chain = await self.store.call(lambda store: store.lineage(fragment, digest))
+        if not chain:
+            return False
+        while chain[0][1].header.version > 1 and len(chain) < HISTORY_MAX:
+            parent = chain[0][1].header.parent
+            try:
+                older = await fetch(peers, fragment, parent, PAGE)
+            except PullError:
+                return False
+            if not older:
+                return False
+            named: list[tuple[bytes, CommitRecord]] = []
+            for record in older:  # newest first
+                named.append((parent, record))
+                parent = record.header.parent
+            await self.store.call(lambda store, rows=tuple(named): store.add_commits(rows))  # type: ignore[misc]
+            chain = [*named[::-1], *chain]
+        change = self.fold.reset(fragment)
+        self.on_change(change)
+        try:
+            self.on_change(self.fold.follow(fragment, chain))
+        except CreditError:
+            return False
+        self.lacking.discard(fragment)
+        return True
+
+    def board(self) -> Board:
+        """The leaderboard of what is folded."""
+        return self.fold.board()

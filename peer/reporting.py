@@ -1,0 +1,148 @@
+"""What the daemon shows of itself: the control API's view, answered from memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dugnad.dht.advert import Advert
+from dugnad.dht.ids import PeerId, name_of, peer_text, run_text
+from dugnad.peer import clock
+from dugnad.peer.leaderboard import board_view
+from dugnad.peer.views import EventRow, PeerRow, Status, printable
+
+if TYPE_CHECKING:
+    from dugnad.peer.daemon import Daemon
+
+VERSION = "0.1.0"
+
+
+class Report:
+    """Answers :class:`dugnad.peer.views.DaemonView`."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.link = ""
+        self.started_ms = clock.wall_ms()
+
+    def status(self) -> Status:
+        """How this daemon is."""
+        daemon = self.daemon
+        training, vitals, averager = daemon.training, daemon.vitals, daemon.averager
+        state, reason = self._state()
+        traffic, messenger = daemon.swarm.traffic, daemon.swarm.messenger
+        control_out = messenger.counts.sent_bytes if messenger is not None else 0
+        control_in = messenger.counts.received_bytes if messenger is not None else 0
+        units = daemon.units.status(clock.now())
+        return Status(
+            run=run_text(daemon.run_id),
+            name=daemon.manifest.name,
+            peer=peer_text(daemon.identity.peer),
+            state=state,
+            reason=reason,
+            pid=os.getpid(),
+            uptime_s=clock.now() - daemon.started_at,
+            started_at_ms=self.started_ms,
+            version=VERSION,
+            step=training.trainer.step,
+            tokens=training.tokens,
+            tokens_per_s=training.tokens_per_s,
+            swarm_tokens=vitals.swarm_tokens,
+            swarm_tokens_per_s=vitals.swarm_tokens_per_s(),
+            peers_live=len(averager.live()) + 1,
+            versions=[shell.core.head.version for shell in averager.fragments],
+            heads=[shell.core.head.digest.hex() for shell in averager.fragments],
+            anchor_loss=vitals.anchor_loss,
+            train_loss=training.loss,
+            merges=vitals.merges,
+            interval_s=vitals.interval_s,
+            longest_gap_s=vitals.longest_gap_s,
+            units={
+                **{
+                    key: int(value)
+                    for key, value in msgspec.to_builtins(units).items()
+                    if isinstance(value, int)
+                },
+                "covered": daemon.ledger.fold.units_covered,
+            },
+            addresses=list(self._addresses(daemon.identity.peer)),
+            link=self.link,
+            residual_norm_share=vitals.residual_share(),
+            bytes_sent=traffic.sent + control_out,
+            bytes_received=traffic.received + control_in,
+            codec=daemon.manifest.exchange.hand_in_codec,
+            last_takeover_s=vitals.last_takeover_s,
+            join_to_listed_s=vitals.join_to_listed_s,
+        )
+
+    def _state(self) -> tuple[str, str]:
+        daemon = self.daemon
+        if daemon.state == "training":
+            if daemon.training.fault:
+                return "error", daemon.training.fault
+            if daemon.training.ready is None:
+                return "measuring", "the learner is starting"
+            if daemon.training.idle and not daemon.training.trainer.outstanding:
+                return "idle", "there is no open work"
+        return daemon.state, daemon.reason
+
+    def _advert(self, peer: PeerId) -> Advert | None:
+        roster = self.daemon.swarm.roster
+        return roster.advert(peer) if roster is not None else None
+
+    def _addresses(self, peer: PeerId) -> tuple[str, ...]:
+        advert = self._advert(peer)
+        return advert.addresses if advert is not None else ()
+
+    def peers(self) -> list[PeerRow]:
+        """The peers of the swarm, this one included."""
+        daemon = self.daemon
+        roster = daemon.swarm.roster
+        known = (daemon.identity.peer, *(roster.known() if roster is not None else ()))
+        listed = {row.peer: row.tokens + row.provisional for row in daemon.ledger.board().rows}
+        return [self._row(peer, listed.get(peer_text(peer), 0)) for peer in known]
+
+    def _row(self, peer: PeerId, listed: int) -> PeerRow:
+        daemon, now = self.daemon, clock.now()
+        advert, roster = self._advert(peer), daemon.swarm.roster
+        mine = peer == daemon.identity.peer
+        state = roster.state(peer) if roster is not None and not mine else None
+        seen = state.last_seen if state is not None else now
+        return PeerRow(
+            peer=peer_text(peer),
+            name=printable(advert.label if advert is not None else name_of(peer)),
+            state="this peer" if mine else (state.state.value if state is not None else "unknown"),
+            speed_class=advert.speed_class if advert is not None else 0,
+            tokens_per_s=daemon.training.tokens_per_s
+            if mine
+            else (advert.tokens_per_s if advert is not None else 0.0),
+            link="direct" if advert is not None and advert.reachable != "relayed" else "unknown",
+            since_s=now - (daemon.started_at if state is None else max(state.since, 0.0)),
+            last_seen_s=0.0 if seen is None else max(0.0, now - seen),
+            listed_tokens=listed,
+            version=advert.software if advert is not None else "",
+            addresses=list(self._addresses(peer)),
+        )
+
+    def leaderboard(self) -> Mapping[str, object]:
+        """The board as plain values."""
+        return board_view(self.daemon.ledger.board())
+
+    def units(self) -> Mapping[str, object]:
+        """The work units: counts by state."""
+        units = self.daemon.units.status(clock.now())
+        built: dict[str, object] = msgspec.to_builtins(units)
+        built["covered"] = self.daemon.ledger.fold.units_covered
+        built["twice"] = self.daemon.ledger.board().twice
+        return built
+
+    def events(self, since: int) -> list[EventRow]:
+        """Events after number ``since``."""
+        return self.daemon.journal.since(since)
+
+    def request_leave(self, drain: bool) -> None:
+        """Start to leave."""
+        self.daemon.request_leave(drain)

@@ -1,0 +1,66 @@
+"""What this daemon gives to others who pull: manifest, payloads, anchors, shards, history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dugnad.averaging import formats as fm
+from dugnad.averaging.buffers import AnchorState
+from dugnad.averaging.codecs import CODECS
+from dugnad.averaging.worker import Commit
+from dugnad.peer.corpus import CorpusError
+from dugnad.peer.manifest import encode_manifest
+
+if TYPE_CHECKING:
+    from dugnad.peer.daemon import Daemon
+
+
+class Serving:
+    """The donor side of one daemon; ``shard`` and ``commits`` block and are called in threads."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self._manifest = encode_manifest(daemon.manifest)
+
+    def manifest(self) -> bytes | None:
+        """The manifest as the run id names it."""
+        return self._manifest
+
+    def commit(self, fragment: int, digest: bytes) -> Commit | None:
+        """A commit's payload."""
+        return self.daemon.averager.commit(fragment, digest)
+
+    def anchor(self, fragment: int, digest: bytes) -> AnchorState | None:
+        """The anchors after a commit."""
+        return self.daemon.averager.anchor(fragment, digest)
+
+    def shard(self, number: int) -> bytes | None:
+        """A shard of the data."""
+        if not 0 <= number < len(self.daemon.manifest.data.index.hashes):
+            return None
+        try:
+            return self.daemon.shards.get(number)
+        except (CorpusError, OSError):
+            return None
+
+    def commits(self, fragment: int, digest: bytes, count: int) -> tuple[fm.CommitRecord, ...]:
+        """A commit and its ancestors, newest first."""
+        if not 0 <= fragment < len(self.daemon.averager.fragments):
+            return ()
+        lineage = self.daemon.averager.fragments[fragment].core.view.lineage
+        found: list[fm.CommitRecord] = []
+        while len(found) < count:
+            node = lineage.get(digest)
+            record = node.record if node is not None else self.daemon.store.commit_now(digest)
+            if record is None or record.header.fragment != fragment:
+                break
+            found.append(record)
+            digest = record.header.parent
+        return tuple(found)
+
+    def size_of(self, fragment: int, codec: str) -> int | None:
+        """Bytes of a contribution of ``fragment`` in ``codec``, or None."""
+        sizes = self.daemon.manifest.table.sizes
+        if not 0 <= fragment < len(sizes) or codec not in CODECS:
+            return None
+        return CODECS[codec].encoded_size(sizes[fragment])

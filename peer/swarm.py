@@ -1,0 +1,141 @@
+"""Everything between this daemon and the others: substrate, roster, messages and transfers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from dugnad.averaging import formats as fm
+from dugnad.averaging.tree import Vector
+from dugnad.dht.addresses import parse_address
+from dugnad.dht.advert import Advert
+from dugnad.dht.identity import Identity
+from dugnad.dht.ids import PeerId, RunId
+from dugnad.dht.records import verify_ed25519
+from dugnad.dht.roster import Roster, RosterConfig
+from dugnad.dht.roster_events import Known, MyAdvert
+from dugnad.dht.substrate import SeedReport, Substrate, SubstrateConfig
+from dugnad.peer import clock
+from dugnad.peer.messenger import Messenger
+from dugnad.peer.pull import Puller
+from dugnad.peer.rostershell import RosterAction, RosterShell
+from dugnad.peer.transfer import push
+from dugnad.peer.transferwire import Traffic
+
+PUSH_TIMEOUT_S = 60.0
+"""A contribution that takes longer is given up; the core sends it again or to somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmHooks:
+    """Whom the network side tells. None of them may block."""
+
+    on_roster: Callable[[RosterAction], None]
+    on_message: Callable[[PeerId, fm.Message], None]
+    on_refused: Callable[[PeerId, str], None]
+
+
+class Swarm:
+    """The network side of one daemon. In order: open, (fetch the manifest,) start, leave, close."""
+
+    def __init__(self, config: SubstrateConfig, identity: Identity, hooks: SwarmHooks) -> None:
+        self.substrate = Substrate(config, identity)
+        self.identity = identity
+        self.hooks = hooks
+        self.traffic = Traffic()
+        self.reports: list[SeedReport] = []
+        self.roster: Roster | None = None
+        self.shell: RosterShell | None = None
+        self.messenger: Messenger | None = None
+        self.puller: Puller | None = None
+
+    async def open(self, run: RunId | None) -> list[SeedReport]:
+        """Start libp2p and dial the seeds."""
+        self.reports = await self.substrate.start()
+        self.puller = Puller(self.substrate, run, traffic=self.traffic)
+        return self.reports
+
+    def seeds(self) -> list[PeerId]:
+        """Peers of the seeds that answered."""
+        found = [parse_address(one.address).peer for one in self.reports if one.ok]
+        return list(dict.fromkeys(peer for peer in found if peer is not None))
+
+    async def start(self, run: RunId, advert: Advert, admitted: frozenset[PeerId] | None) -> None:
+        """Begin to take part: roster and messages."""
+        config = RosterConfig(run=run, software=advert.software, admitted=admitted)
+        self.roster = Roster(config, self.identity, advert, random.Random(advert.boot))
+        self.shell = RosterShell(
+            self.roster, self.substrate, self.hooks.on_roster, clock.now, clock.wall_ms
+        )
+        self.messenger = Messenger(
+            self.substrate, run, verify_ed25519, self.hooks.on_message, self.hooks.on_refused
+        )
+        await self.messenger.start()
+        await self.shell.start()
+        for report in self.reports:
+            self.know(report.address, "link")
+
+    def know(self, address: str, source: str) -> None:
+        """Tell the roster of an address somebody named."""
+        peer = parse_address(address).peer
+        if peer is not None and self.shell is not None:
+            self.shell.feed(Known(peer, (address,), source))
+
+    def advertise(self, **changes: object) -> None:
+        """Change what we say about ourselves."""
+        if self.shell is not None and self.roster is not None:
+            advert = msgspec.structs.replace(self.roster.my_advert, **changes)
+            self.shell.feed(MyAdvert(advert))
+
+    async def leave(self) -> None:
+        """Say good-bye."""
+        if self.shell is not None:
+            await self.shell.leave()
+
+    async def close(self) -> None:
+        """End everything; nothing of it is left behind."""
+        if self.shell is not None:
+            await self.shell.close()
+        if self.messenger is not None:
+            await self.messenger.close()
+        await self.substrate.close()
+
+    # -- what the averager asks ----------------------------------------------------------------
+
+    def send(self, peer: PeerId, message: fm.Message) -> None:
+        """Queue a control message."""
+        if self.messenger is not None:
+            self.messenger.send(peer, message)
+
+    async def push(
+        self,
+        peer: PeerId,
+        contribution: fm.Contribution,
+        pieces: tuple[fm.UnitPiece, ...],
+        payload: bytes,
+    ) -> str:
+        """Send a contribution; the refusal or ''. Raises TransportError."""
+        return await push(
+            self.substrate,
+            peer,
+            contribution,
+            pieces,
+            payload,
+            PUSH_TIMEOUT_S,
+            traffic=self.traffic,
+        )
+
+    async def payload(self, peers: Sequence[PeerId], header: fm.Header, size: int) -> bytes:
+        """A commit's payload. Raises PullError."""
+        assert self.puller is not None, "not open"
+        return await self.puller.payload(peers, header, size)
+
+    async def anchors(
+        self, peers: Sequence[PeerId], header: fm.Header, size: int
+    ) -> tuple[Vector, Vector]:
+        """A commit's parameters and momentum. Raises PullError."""
+        assert self.puller is not None, "not open"
+        return await self.puller.anchors(peers, header, size)

@@ -1,0 +1,308 @@
+"""The learner's shell: gives it work, keeps account of what it did, starts it again when it dies.
+
+Joins three things: the trainer (the process), the units core (what to train) and the progress log
+(what is not handed in yet). To the averager it is the learner: copy out, add in, account for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from dugnad.averaging.formats import UnitPiece
+from dugnad.averaging.speed import speed_class
+from dugnad.averaging.tree import Vector
+from dugnad.averaging.worker import Progress
+from dugnad.peer.averager import LearnerAway
+from dugnad.peer.learner.process import Exited, LearnerEvent, LearnerGone
+from dugnad.peer.learner.protocol import Failed, Idle, Ready, Step, Work
+from dugnad.peer.progress import ProgressLog
+from dugnad.peer.trainer import LearnerPlan, Trainer
+from dugnad.peer.units import (
+    Abandoned,
+    Claim,
+    Returned,
+    TookOver,
+    Trained,
+    Units,
+)
+
+AHEAD_STEPS: Final = 3
+"""Steps of work that the learner has in hand: it never waits for us, and little is lost with it."""
+AHEAD_S: Final = 1.0
+"""Or as many as take this long: tiny models do hundreds of steps a second."""
+RATE_WINDOW_S: Final = 5.0
+"""Speed is measured over this long; shorter windows follow every hiccup."""
+RATE_SHARE: Final = 0.3
+"""Weight of the newest window in the moving average."""
+FAILURES_MAX: Final = 5
+"""Deaths in a row after which the learner stays down and the reason is shown."""
+LOSS_SHARE: Final = 0.05
+"""Weight of the newest step in the shown training loss."""
+IDLE_RETRY_S: Final = 1.0
+"""A learner that could get no work is looked after again this much later."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingHooks:
+    """Whom the training shell tells. None of them may block."""
+
+    on_ready: Callable[[bool], None]
+    on_claim: Callable[[Claim], None]
+    on_note: Callable[[str, str], None]
+    swarm_tokens: Callable[[], int]
+    references: Callable[[], Vector]
+    """The flat parameters from which a new learner starts: every fragment's reference."""
+
+
+class Training:
+    """One peer's learner over its whole life. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        plan: LearnerPlan,
+        units: Units,
+        log: ProgressLog,
+        clock: Callable[[], float],
+        hooks: TrainingHooks,
+        *,
+        eligible: bool,
+    ) -> None:
+        self.trainer = Trainer(plan, self._heard)
+        self.units = units
+        self.log = log
+        self.clock = clock
+        self.hooks = hooks
+        self.eligible = eligible
+        self.ready: Ready | None = None
+        self.enabled = False
+        self.stopping = False
+        self.fault = ""
+        self.failures = 0
+        self.steps = 0
+        self.tokens = 0
+        self.tokens_per_s = 0.0
+        self.loss: float | None = None
+        self.idle = False
+        self.own_class: int | None = None
+        self._window: tuple[float, int] = (clock(), 0)
+        self._pending: dict[int, Vector] = {}
+        self._starting = False
+        self._task: asyncio.Task[None] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def start(self) -> Ready:
+        """Start the learner from the references. Raises LearnerGone or OSError when it cannot."""
+        self._starting = True
+        self._pending.clear()
+        theta = self.hooks.references()
+        try:
+            ready = await self.trainer.start(theta)
+            while self._pending:
+                fragment, delta = self._pending.popitem()
+                await self.trainer.add_in(fragment, delta)
+        finally:
+            self._starting = False
+        self.ready = ready
+        if not self.tokens_per_s:
+            self._rate(ready.tokens_per_s)
+        self._window = (self.clock(), self.tokens)
+        self.hooks.on_ready(True)
+        self._top_up()
+        return ready
+
+    def enable(self) -> None:
+        """From now on there is work to give (the anchors are those of the swarm)."""
+        self.enabled = True
+        self._window = (self.clock(), self.tokens)
+        self._top_up()
+
+    def disable(self) -> None:
+        """Give no more work; what the learner has in hand it finishes."""
+        self.enabled = False
+
+    async def stop(self) -> None:
+        """End the learner for good."""
+        self.stopping = True
+        self.enabled = False
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.trainer.stop()
+        self.trainer.close()
+
+    # -- what the averager asks ----------------------------------------------------------------
+
+    async def copy_out(self, fragment: int) -> tuple[Vector, int]:
+        """The fragment's parameters after a step, and that step. Raises LearnerAway."""
+        if self.ready is None or self._starting:
+            raise LearnerAway
+        try:
+            result = await self.trainer.copy_out(fragment)
+        except LearnerGone as error:
+            raise LearnerAway from error
+        return result.theta, result.step
+
+    async def add_in(self, fragment: int, delta: Vector) -> None:
+        """Add to the fragment's parameters; kept for a learner that is just starting."""
+        if self._starting:
+            known = self._pending.get(fragment)
+            self._pending[fragment] = delta if known is None else known + delta
+            return
+        if self.ready is None:
+            raise LearnerAway
+        try:
+            await self.trainer.add_in(fragment, delta)
+        except LearnerGone as error:
+            raise LearnerAway from error
+
+    def progress(self, fragment: int, seq: int, step: int) -> Progress | None:
+        """The work behind contribution ``seq``, copied out after ``step``."""
+        own = self.own_class if self.own_class is not None else 0
+        return self.log.take(fragment, seq, step, speed_class=own, eligible=self.eligible)
+
+    def settled(self, fragment: int, seq: int, share: float) -> None:
+        """What became of a contribution's work."""
+        back = self.log.settled(fragment, seq, share)
+        if back:
+            self.units.handle(Returned(back), self.clock())
+
+    def forgotten(self, fragment: int, seq: int) -> None:
+        """A contribution is settled for good."""
+        self.log.forget(fragment, seq)
+
+    # -- what the learner says -----------------------------------------------------------------
+
+    def _heard(self, event: LearnerEvent) -> None:
+        match event:
+            case Step():
+                self._stepped(event)
+            case Idle():
+                self.idle = True
+                self._top_up()
+            case Failed(reason):
+                self.fault = reason
+                self.hooks.on_note("learner", f"the learner reports: {reason}")
+            case Exited():
+                self._exited(event)
+
+    def _stepped(self, event: Step) -> None:
+        self.idle = False
+        pieces = tuple(UnitPiece(p.epoch, p.index, p.start, p.stop) for p in event.pieces)
+        if event.skipped:
+            self.hooks.on_note("learner", "a step was skipped: its gradient was not finite")
+            self.units.handle(Abandoned(pieces), self.clock())
+            self._top_up()
+            return
+        self.failures = 0
+        self.fault = ""
+        self.steps += 1
+        self.tokens += event.tokens
+        known = self.loss
+        self.loss = event.loss if known is None else known + LOSS_SHARE * (event.loss - known)
+        self.log.trained(event.step, pieces)
+        now = self.clock()
+        for piece in pieces:
+            self.units.handle(Trained(piece), now)
+        since, tokens = self._window
+        if now - since >= RATE_WINDOW_S:
+            self._rate((self.tokens - tokens) / (now - since))
+            self._window = (now, self.tokens)
+        self._top_up()
+
+    def _rate(self, measured: float) -> None:
+        known = self.tokens_per_s
+        self.tokens_per_s = measured if not known else known + RATE_SHARE * (measured - known)
+        self.own_class = speed_class(self.tokens_per_s, self.own_class)
+
+    def _exited(self, event: Exited) -> None:
+        was_ready = self.ready is not None
+        self.ready = None
+        self.hooks.on_ready(False)
+        if self.stopping or not was_ready:
+            return
+        self.failures += 1
+        lost = (*self.units.outstanding(), *self.log.abandon())
+        self.units.handle(Abandoned(lost), self.clock())
+        if self.failures >= FAILURES_MAX:
+            self.fault = f"the learner died {self.failures} times in a row: {event.reason}"
+            self.hooks.on_note("learner", self.fault)
+            return
+        self.hooks.on_note("learner", f"the learner died and is restarted: {event.reason}")
+        self._task = asyncio.get_running_loop().create_task(self._restart(), name="restart learner")
+
+    async def _restart(self) -> None:
+        plan = self.trainer.plan
+        halved = max(1, (plan.micro_batch or plan.optimiser.batch_sequences) // 2)
+        try:
+            await self.trainer.stop()
+            self._starting = True
+            self._pending.clear()
+            theta = self.hooks.references()
+            try:
+                self.ready = await self.trainer.restart(theta, halved)
+            finally:
+                self._starting = False
+            for fragment in sorted(self._pending):
+                await self.trainer.add_in(fragment, self._pending.pop(fragment))
+        except (LearnerGone, OSError, TimeoutError) as error:
+            self.fault = f"the learner cannot be restarted: {error}"
+            self.hooks.on_note("learner", self.fault)
+            return
+        self.hooks.on_ready(True)
+        self._top_up()
+
+    # -- work ----------------------------------------------------------------------------------
+
+    def took_over(self, actions: list[Claim | TookOver]) -> None:
+        """What the units core wants told; and new work may have come with it."""
+        for action in actions:
+            if isinstance(action, Claim):
+                self.hooks.on_claim(action)
+        self._top_up()
+
+    def _top_up(self) -> None:
+        """See to it that the learner has a few steps of work in hand."""
+        if not self.enabled or self.ready is None or self._starting:
+            return
+        wanted = self._ahead() - self.trainer.outstanding
+        if wanted <= 0:
+            return
+        items, actions = self.units.next_work(wanted, self.clock())
+        for action in actions:
+            if isinstance(action, Claim):
+                self.hooks.on_claim(action)
+        tokens = self.hooks.swarm_tokens()
+        for item in items:
+            work = Work(item.epoch, item.index, item.start, list(item.sequences), tokens)
+            try:
+                self.trainer.give(work)
+            except LearnerGone:
+                self.units.handle(Abandoned((item.piece,)), self.clock())
+        if not items and not self.trainer.outstanding and self._retry is None:
+            loop = asyncio.get_running_loop()
+            self._retry = loop.call_later(IDLE_RETRY_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._top_up()
+
+    def _ahead(self) -> int:
+        """Sequences that the learner should have outstanding."""
+        plan = self.trainer.plan
+        batch = plan.optimiser.batch_sequences
+        second = int(self.tokens_per_s * AHEAD_S / plan.config.context)
+        return max(AHEAD_STEPS * batch, second)
+
+
+def flat(parts: list[Vector]) -> Vector:
+    """All fragments' vectors as one."""
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)

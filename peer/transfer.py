@@ -1,0 +1,350 @@
+"""Handing bulk data over: contributions to a home, and whatever a peer holds to those who pull it.
+
+`push` and `ContributionServer` are the two ends of CONTRIBUTE, `PullServer` is the serving end of
+PULL; `dugnad.peer.transferpull` is the other. Frames and bounds are in `dugnad.peer.transferwire`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, Protocol
+
+from dugnad.averaging.buffers import AnchorState
+from dugnad.averaging.codecs import CODECS
+from dugnad.averaging.formats import (
+    CommitRecord,
+    Contribution,
+    UnitPiece,
+    contribution_fault,
+    pieces_root,
+    signature_holds,
+)
+from dugnad.averaging.tree import LEAF_PARAMS, Vector, array_bytes, leaf_hashes, root_of
+from dugnad.averaging.worker import Commit
+from dugnad.dht.frames import FrameError, read_frame, write_frame
+from dugnad.dht.ids import PeerId, RunId
+from dugnad.dht.ports import Stream, Transport, TransportError
+from dugnad.dht.records import RecordError, Verifier, decode, encode
+from dugnad.peer.transferwire import (
+    COMMITS_BYTES_MAX,
+    CONTRIBUTE_PROTOCOL,
+    CONTRIBUTIONS_MAX,
+    CONTRIBUTIONS_PER_PEER_MAX,
+    IDLE_S,
+    OFFER_BYTES_MAX,
+    PIECES_BYTES_MAX,
+    PULL_PROTOCOL,
+    PULLS_MAX,
+    PULLS_PER_PEER_MAX,
+    READS_AT_ONCE,
+    REASON_CHARS_MAX,
+    REQUEST_BYTES_MAX,
+    SENDING_BYTES_MAX,
+    SENDING_PER_PEER_BYTES_MAX,
+    Gate,
+    GetCommits,
+    GetLeaves,
+    GetManifest,
+    GetPieces,
+    GetShard,
+    Here,
+    NotHere,
+    Offer,
+    PacedStream,
+    Refusal,
+    Request,
+    Room,
+    Slots,
+    Stalled,
+    Traffic,
+    byte_bounds,
+    off_loop,
+    plain,
+)
+
+SizeOf = Callable[[int, str], int | None]
+"""(fragment, codec), foreign, -> bytes of such a payload; None if this run has no such thing."""
+Take = Callable[[Contribution, tuple[UnitPiece, ...], bytes], Awaitable[str]]
+"""Takes a contribution whose signature and roots hold; '' or why not."""
+Refused = Callable[[PeerId, str], None]
+"""(sender, reason): told of every contribution that was turned down."""
+
+_FLOAT_BYTES: Final = 4
+_REASON_BYTES_MAX: Final = 4 * REASON_CHARS_MAX
+
+
+async def push(
+    transport: Transport,
+    peer: PeerId,
+    contribution: Contribution,
+    pieces: tuple[UnitPiece, ...],
+    payload: bytes,
+    timeout_s: float,
+    *,
+    traffic: Traffic | None = None,
+) -> str:
+    """Hand a contribution to `peer`: '' when it was taken, else the reason why not.
+
+    TransportError (DialError if it never left) when nobody knows whether it arrived: no answer
+    within `timeout_s`, which covers everything, or the stream broke.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            stream = await transport.open(peer, CONTRIBUTE_PROTOCOL, timeout_s)
+            try:
+                line = PacedStream(stream, timeout_s, traffic or Traffic())
+                return await _offer(line, encode(Offer(contribution, pieces)), payload)
+            finally:
+                stream.abort()
+    except TimeoutError:
+        raise Stalled(f"no answer within {timeout_s:g} s") from None
+
+
+async def _offer(line: PacedStream, offer: bytes, payload: bytes) -> str:
+    """Sends and listens at the same time: a refusal may come long before the last byte is sent."""
+    sending = asyncio.create_task(_send(line, offer, payload), name="contribution out")
+    try:
+        answer = await read_frame(line, _REASON_BYTES_MAX)
+        reason = plain(answer.decode("utf-8", "replace"))
+        if not reason and not await sending:
+            raise TransportError("it was taken before all of it was sent")
+        return reason
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+async def _send(line: PacedStream, offer: bytes, payload: bytes) -> bool:
+    """Whether all was sent; if not, the reading side says why."""
+    try:
+        await write_frame(line, offer)
+        await line.write(payload)
+    except TransportError:
+        return False
+    return True
+
+
+class ContributionServer:
+    """Receives contributions: each is refused with a reason, or checked and handed to `take`.
+
+    Anybody may bring one (a buddy hands in what a peer that left had made): its maker's signature
+    is what counts. Nothing is received that is longer than `size_of` says.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        run: RunId,
+        size_of: SizeOf,
+        take: Take,
+        verify: Verifier,
+        *,
+        refused: Refused = lambda peer, reason: None,
+        idle_s: float = IDLE_S,
+        traffic: Traffic | None = None,
+    ) -> None:
+        """`refused` hears each refusal; a sender that gives nothing for `idle_s` is cut."""
+        self._transport, self._run = transport, run
+        self._size_of, self._take, self._verify = size_of, take, verify
+        self._refused, self._idle_s = refused, idle_s
+        self._traffic = traffic or Traffic()
+        self._places = Slots(CONTRIBUTIONS_PER_PEER_MAX)
+        self._gate = Gate("contributions", each=CONTRIBUTIONS_PER_PEER_MAX, total=CONTRIBUTIONS_MAX)
+
+    async def start(self) -> None:
+        """From now on serves; ends with the transport."""
+        await self._transport.accept(CONTRIBUTE_PROTOCOL, self._serve)
+
+    async def _serve(self, stream: Stream) -> None:
+        line = PacedStream(stream, self._idle_s, self._traffic)
+        try:
+            async with self._places.of(stream.peer):
+                with self._gate.hold(stream.peer):
+                    reason = await self._receive(line)
+        except Refusal as refusal:
+            reason = refusal.reason
+        except (FrameError, Stalled) as fault:
+            reason = plain(str(fault))
+        if reason:
+            self._refused(stream.peer, reason)
+        await write_frame(line, reason.encode())
+
+    async def _receive(self, line: PacedStream) -> str:
+        try:
+            offer = decode(await read_frame(line, OFFER_BYTES_MAX), Offer, OFFER_BYTES_MAX)
+        except RecordError as fault:
+            raise Refusal(fault.reason) from None
+        made = offer.contribution
+        self._check(made, offer.pieces)
+        room = Room(made.payload_bytes)
+        await line.read_into(room.view)
+        payload = room.take()
+        found = await off_loop(len(payload), partial(_payload_root, payload, made.codec))
+        if found != made.payload_root:
+            raise Refusal("the payload does not match its root")
+        return plain(await self._take(made, offer.pieces, payload))
+
+    def _check(self, made: Contribution, pieces: tuple[UnitPiece, ...]) -> None:
+        """Refusal of what is wrong before the payload has come."""
+        if fault := contribution_fault(made, pieces):
+            raise Refusal(fault)
+        size = self._size_of(made.fragment, made.codec) if made.codec in CODECS else None
+        if size is None:
+            raise Refusal(f"there is no fragment {made.fragment} with codec {made.codec!r} here")
+        if made.payload_bytes != size:
+            raise Refusal(f"a payload of {made.payload_bytes} bytes where {size} were due")
+        if not signature_holds(made, self._run, self._verify):
+            raise Refusal("the maker's signature does not hold in this run")
+        if pieces_root(self._run, pieces) != made.pieces_root:
+            raise Refusal("the unit pieces do not match their root")
+
+
+def _payload_root(payload: bytes, codec: str) -> bytes:
+    bounds = byte_bounds(len(payload), CODECS[codec].encoded_size(LEAF_PARAMS))
+    return root_of(leaf_hashes(payload, bounds))
+
+
+class Donor(Protocol):
+    """What a peer holds and gives to others. No method raises; None or nothing: not here.
+
+    The first three are called on the event loop and must answer at once; the others may read the
+    disk and are called in threads.
+    """
+
+    def manifest(self) -> bytes | None:
+        """The encoded manifest of the run."""
+        ...
+
+    def commit(self, fragment: int, digest: bytes) -> Commit | None:
+        """The payload of a commit with its leaf hashes."""
+        ...
+
+    def anchor(self, fragment: int, digest: bytes) -> AnchorState | None:
+        """The anchors and momenta after a commit."""
+        ...
+
+    def shard(self, number: int) -> bytes | None:
+        """A whole, verified shard of the text."""
+        ...
+
+    def commits(self, fragment: int, digest: bytes, count: int) -> tuple[CommitRecord, ...]:
+        """A commit and its ancestors, newest first, at most `count`; nothing if it is unknown."""
+        ...
+
+
+class PullServer:
+    """Gives others what a `Donor` holds, within the bounds of `transferwire`."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        run: RunId,
+        donor: Donor,
+        *,
+        idle_s: float = IDLE_S,
+        traffic: Traffic | None = None,
+    ) -> None:
+        """Streams on which nothing moves for `idle_s` are ended, those without requests too."""
+        self._transport, self._run, self._donor = transport, run, donor
+        self._idle_s = idle_s
+        self._traffic = traffic or Traffic()
+        self._streams = Gate("transfers", each=PULLS_PER_PEER_MAX, total=PULLS_MAX)
+        self._sending = Gate("bytes", each=SENDING_PER_PEER_BYTES_MAX, total=SENDING_BYTES_MAX)
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
+
+    async def start(self) -> None:
+        """From now on serves; ends with the transport."""
+        await self._transport.accept(PULL_PROTOCOL, self._serve)
+
+    async def _serve(self, stream: Stream) -> None:
+        line = PacedStream(stream, self._idle_s, self._traffic)
+        try:
+            with self._streams.hold(stream.peer):
+                while True:
+                    await self._answer(line, await _request(line))
+        except Refusal as refusal:
+            await write_frame(line, encode(NotHere(refusal.reason)))
+
+    async def _answer(self, line: PacedStream, request: Request) -> None:
+        """Answers one request. A refusal of it leaves the stream usable."""
+        try:
+            data = await self._find(request)
+            with self._sending.hold(line.peer, data.nbytes):
+                await write_frame(line, encode(Here(data.nbytes)))
+                await line.write(data)
+        except Refusal as refusal:
+            await write_frame(line, encode(NotHere(refusal.reason)))
+
+    async def _find(self, request: Request) -> memoryview:
+        match request:
+            case GetManifest(run):
+                found = self._donor.manifest() if run == self._run else None
+            case GetLeaves():
+                found = b"".join(self._leaves(request)[0])
+            case GetPieces():
+                return self._pieces(request)
+            case GetShard(number):
+                async with self._reads:
+                    found = await asyncio.to_thread(self._donor.shard, number)
+            case GetCommits():
+                async with self._reads:
+                    found = await asyncio.to_thread(self._commits, request)
+        if found is None:
+            raise Refusal("it is not here")
+        return memoryview(found)
+
+    def _leaves(self, request: GetLeaves | GetPieces) -> tuple[tuple[bytes, ...], Commit | Vector]:
+        """The leaf hashes and what they are of."""
+        if request.kind == "payload":
+            commit = self._donor.commit(request.fragment, request.digest)
+            if commit is not None:
+                return commit.leaves, commit
+        else:
+            state = self._donor.anchor(request.fragment, request.digest)
+            if state is not None and request.kind == "theta":
+                return state.theta_leaves, state.theta
+            if state is not None:
+                return state.momentum_leaves, state.momentum
+        raise Refusal(f"that {request.kind} is not here")
+
+    def _pieces(self, request: GetPieces) -> memoryview:
+        leaves, source = self._leaves(request)
+        if request.first + request.count > len(leaves):
+            raise Refusal(f"there are {len(leaves)} leaves")
+        if isinstance(source, Commit):
+            leaf_bytes = CODECS[source.codec].encoded_size(LEAF_PARAMS)
+        else:
+            leaf_bytes = _FLOAT_BYTES * LEAF_PARAMS
+        if request.count * leaf_bytes > PIECES_BYTES_MAX:
+            raise Refusal(f"more than {PIECES_BYTES_MAX} bytes in one request")
+        first, last = request.first, request.first + request.count
+        if isinstance(source, Commit):
+            return memoryview(source.payload)[first * leaf_bytes : last * leaf_bytes]
+        part = array_bytes(source[first * LEAF_PARAMS : last * LEAF_PARAMS])
+        return memoryview(part)
+
+    def _commits(self, request: GetCommits) -> bytes | None:
+        """As many as fit, encoded; None when there are none."""
+        found = self._donor.commits(request.fragment, request.digest, request.count)
+        fitting: list[CommitRecord] = []
+        size = _FLOAT_BYTES + 1  # the head of a msgpack array
+        for record in found[: request.count]:
+            size += len(encode(record))
+            if size > COMMITS_BYTES_MAX:
+                break
+            fitting.append(record)
+        return encode(fitting) if fitting else None
+
+
+async def _request(line: PacedStream) -> Request:
+    """The next request; Refusal when it is none, TransportError when no more come."""
+    try:
+        data = await read_frame(line, REQUEST_BYTES_MAX)
+        request: Request = decode(data, Request, REQUEST_BYTES_MAX)  # type: ignore[arg-type]
+    except FrameError as fault:
+        raise Refusal(str(fault)) from None
+    except RecordError as fault:
+        raise Refusal(fault.reason) from None
+    return request

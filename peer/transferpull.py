@@ -1,0 +1,474 @@
+"""Pulling: bulk data from whichever peers have it, every byte checked against hashes that we know.
+
+Large things (a commit's payload, the anchors after it) come leaf by leaf from several donors at
+once: each proves itself by the leaf hashes, whose root the commit's header names, and then draws
+batches of leaves from one pool. What a donor leaves undone goes back to the pool; a donor that
+fails or lies is dropped and named, and another takes its place. Small things are asked of one peer
+after another. Memory: the arrays themselves, into which the bytes are received in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from dugnad.averaging.codecs import CODECS
+from dugnad.averaging.formats import (
+    CommitRecord,
+    Header,
+    commit_fault,
+    header_digest,
+    inputs_root,
+)
+from dugnad.averaging.tree import HASH_BYTES, LEAF_PARAMS, Vector, root_of
+from dugnad.dht.frames import read_frame, write_frame
+from dugnad.dht.ids import PeerId, RunId, short
+from dugnad.dht.ports import Transport, TransportError
+from dugnad.dht.records import RecordError, decode, encode
+from dugnad.peer.corpus import SHARD_BYTES
+from dugnad.peer.manifest import MANIFEST_BYTES_MAX
+from dugnad.peer.transferwire import (
+    ANSWER_BYTES_MAX,
+    COMMITS_BYTES_MAX,
+    COMMITS_MAX,
+    DONORS_AT_ONCE,
+    IDLE_S,
+    OPEN_S,
+    PATIENCE_S,
+    PIECES_BYTES_MAX,
+    PULL_PROTOCOL,
+    PULLS_PER_DONOR_MAX,
+    REQUESTS_AHEAD,
+    Answer,
+    Blame,
+    GetCommits,
+    GetLeaves,
+    GetManifest,
+    GetPieces,
+    GetShard,
+    Kind,
+    NotHere,
+    PacedStream,
+    PullError,
+    Refusal,
+    Request,
+    Room,
+    Slots,
+    T,
+    Traffic,
+    first_bad_leaf,
+    off_loop,
+    plain,
+)
+
+DONORS_TRIED_MAX: Final = 64
+"""Donors of one transfer: everybody of a full mesh."""
+BATCHES_PER_DONOR: Final = 4
+"""A transfer is cut into at least so many batches for each donor, so that a fast one can do more
+than its share; fewer than that where a batch would be less than a leaf."""
+_NODE_BYTES: Final = 1024
+"""A node of a tree of hashes takes as long as about so many bytes of a leaf."""
+_FLOAT_BYTES: Final = 4
+_NAMED_MAX: Final = 3
+
+Blamed = Callable[[Blame], None]
+"""Told of each donor that is dropped, also when the transfer then succeeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullPolicy:
+    """How long a donor may take, in seconds, and how many are drawn from at once."""
+
+    open_s: float = OPEN_S
+    idle_s: float = IDLE_S
+    patience_s: float = PATIENCE_S
+    donors: int = DONORS_AT_ONCE
+
+
+class Puller:
+    """Gets what other peers hold. Any number of transfers may run at once.
+
+    Every method raises PullError when none of `peers` served the thing; they are tried in order.
+    Each donor that is dropped is told to `blamed` at once and is in the error's `blame`.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        policy: PullPolicy | None = None,
+        *,
+        blamed: Blamed = lambda blame: None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        """`traffic` counts the bytes of all transfers."""
+        self._transport, self._policy = transport, policy or PullPolicy()
+        self._blamed, self._traffic = blamed, traffic or Traffic()
+        self._places = Slots(PULLS_PER_DONOR_MAX)
+
+    async def manifest(self, peers: Sequence[PeerId], run: RunId) -> bytes:
+        """The encoded manifest whose SHA-256 is `run`; not decoded."""
+        check = partial(_with_hash, run)
+        return await self._ask(peers, GetManifest(run), MANIFEST_BYTES_MAX, check)
+
+    async def shard(self, peers: Sequence[PeerId], number: int, sha256: bytes) -> bytes:
+        """A shard of the text. Different numbers begin at different peers, to share the work."""
+        turn = number % max(1, len(peers))
+        check = partial(_with_hash, sha256)
+        return await self._ask([*peers[turn:], *peers[:turn]], GetShard(number), SHARD_BYTES, check)
+
+    async def commits(
+        self, peers: Sequence[PeerId], fragment: int, digest: bytes, count: int
+    ) -> tuple[CommitRecord, ...]:
+        """Commit `digest` and its ancestors, newest first: one to `count` of them (64 at most).
+
+        Checked: well-formed, each is the parent of the one before, inputs match their roots. Not
+        checked: the headers' signatures, which digests do not cover, and the acks.
+        """
+        request = GetCommits(fragment, digest, min(count, COMMITS_MAX))
+        return await self._ask(peers, request, COMMITS_BYTES_MAX, partial(_chain, request))
+
+    async def payload(self, peers: Sequence[PeerId], header: Header, size: int) -> bytes:
+        """The payload of a commit of a fragment with `size` parameters, matching its root."""
+        codec = CODECS.get(header.codec)
+        if codec is None or header.payload_bytes != codec.encoded_size(size):
+            raise PullError("the header's codec and payload size do not fit the fragment")
+        room = Room(header.payload_bytes)
+        leaf_bytes = codec.encoded_size(LEAF_PARAMS)
+        part = _Part("payload", header.payload_root, leaf_bytes, room.view)
+        await self._collect(peers, header, [part])
+        return room.take()
+
+    async def anchors(
+        self, peers: Sequence[PeerId], header: Header, size: int
+    ) -> tuple[Vector, Vector]:
+        """Parameters and momentum after a commit, matching its roots, as new writable arrays.
+
+        Not checked: that the numbers are finite.
+        """
+        arrays = np.empty(size, "<f4"), np.empty(size, "<f4")
+        views = [array.view(np.uint8).data for array in arrays]
+        leaf_bytes = _FLOAT_BYTES * LEAF_PARAMS
+        parts = [
+            _Part("theta", header.theta_root, leaf_bytes, views[0]),
+            _Part("momentum", header.momentum_root, leaf_bytes, views[1]),
+        ]
+        await self._collect(peers, header, parts)
+        theta, momentum = (array.astype(np.float32, copy=False) for array in arrays)
+        return theta, momentum
+
+    # -- one answer from one peer --------------------------------------------------------------
+
+    async def _ask(
+        self,
+        peers: Sequence[PeerId],
+        request: Request,
+        limit: int,
+        check: Callable[[bytes], T],
+    ) -> T:
+        """What `check` makes of the first good answer; it raises Refusal for a bad one."""
+        blame: list[Blame] = []
+        for peer in tuple(dict.fromkeys(peers))[:DONORS_TRIED_MAX]:
+            try:
+                data = await self._ask_one(peer, request, limit)
+                return await off_loop(len(data), partial(check, data))
+            except Refusal as fault:
+                self._drop(blame, Blame(peer, fault.reason, True))
+            except (TransportError, _Unserved) as fault:
+                self._drop(blame, Blame(peer, plain(str(fault)), False))
+        raise _nobody(blame)
+
+    async def _ask_one(self, peer: PeerId, request: Request, limit: int) -> bytes:
+        async with self._line(peer) as line:
+            await write_frame(line, encode(request))
+            size = await _size(line)
+            if size > limit:
+                raise Refusal(f"it offered {size} bytes where at most {limit} can be due")
+            return await line.read(size)
+
+    @contextlib.asynccontextmanager
+    async def _line(self, peer: PeerId) -> AsyncIterator[PacedStream]:
+        """A stream to a donor, once few enough are open to it."""
+        async with self._places.of(peer):
+            stream = await self._transport.open(peer, PULL_PROTOCOL, self._policy.open_s)
+            try:
+                yield PacedStream(stream, self._policy.idle_s, self._traffic)
+            finally:
+                stream.abort()
+
+    def _drop(self, blame: list[Blame], one: Blame) -> None:
+        blame.append(one)
+        self._blamed(one)
+
+    # -- leaves from many peers ----------------------------------------------------------------
+
+    async def _collect(
+        self, peers: Sequence[PeerId], header: Header, parts: Sequence[_Part]
+    ) -> None:
+        """Fills the parts; PullError if that is not possible."""
+        peers = tuple(dict.fromkeys(peers))[:DONORS_TRIED_MAX]
+        digest = header_digest(header, RunId(header.run))
+        at_once = min(self._policy.donors, len(peers))
+        job = _Job(header.fragment, digest, parts, peers, at_once)
+        async with asyncio.TaskGroup() as group:
+            workers = [
+                group.create_task(self._work(job), name="transfer in") for _ in range(at_once)
+            ]
+            await job.finished.wait()
+            for worker in workers:
+                worker.cancel()
+        if job.remaining:
+            raise _nobody(job.blame)
+
+    async def _work(self, job: _Job) -> None:
+        """Draws from one donor after another, until all is here or nobody is left."""
+        try:
+            while job.peers:
+                peer = job.peers.popleft()
+                try:
+                    while await job.wants_more(self._policy.patience_s):
+                        await self._draw(job, peer)
+                    return
+                except Refusal as fault:
+                    self._drop(job.blame, Blame(peer, fault.reason, True))
+                except (TransportError, _Unserved) as fault:
+                    self._drop(job.blame, Blame(peer, plain(str(fault)), False))
+        finally:
+            job.leave()
+
+    async def _draw(self, job: _Job, peer: PeerId) -> None:
+        """Fetches from a donor until the pool is empty. Refusal if it lies."""
+        async with self._line(peer) as line:
+            for part in job.parts:
+                if part.hashes is None:
+                    part.hashes = await _fetch_hashes(line, job, part)
+            held: deque[_Batch] = deque()
+            job.lines.add(line)
+            try:
+                await _fetch_batches(line, job, held)
+            finally:
+                job.lines.discard(line)
+                job.put_back(held)
+
+
+class _Unserved(Exception):
+    """A donor says that it does not have the thing or is busy."""
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """One of the things that a job fetches, where it is received, and its hashes once known."""
+
+    kind: Kind
+    root: bytes
+    leaf_bytes: int
+    view: memoryview
+    hashes: tuple[bytes, ...] | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of leaves."""
+        return -(-len(self.view) // self.leaf_bytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """Consecutive leaves that one request asks for."""
+
+    part: _Part
+    first: int
+    count: int
+
+    @property
+    def view(self) -> memoryview:
+        """Where they are received."""
+        start, stop = self.first, self.first + self.count
+        return self.part.view[start * self.part.leaf_bytes : stop * self.part.leaf_bytes]
+
+    def bad_leaf(self) -> int | None:
+        """Index of the first leaf that is not what its hash says."""
+        assert self.part.hashes is not None
+        hashes = self.part.hashes[self.first : self.first + self.count]
+        bad = first_bad_leaf(self.view, self.part.leaf_bytes, hashes)
+        return None if bad is None else self.first + bad
+
+
+class _Job:
+    """One transfer: the pool of batches nobody is fetching, and the donors."""
+
+    def __init__(
+        self,
+        fragment: int,
+        digest: bytes,
+        parts: Sequence[_Part],
+        peers: Sequence[PeerId],
+        workers: int,
+    ) -> None:
+        self.fragment, self.digest, self.parts = fragment, digest, parts
+        self.peers = deque(peers)
+        self.pool = deque(batch for part in parts for batch in _batches(part, workers))
+        self.remaining = len(self.pool)
+        self.lines: set[PacedStream] = set()
+        self.blame: list[Blame] = []
+        self.finished = asyncio.Event()
+        self._workers = workers
+        self._returned = asyncio.Event()
+        if not workers or not self.remaining:
+            self.finished.set()
+
+    def request(self, batch: _Batch) -> GetPieces:
+        """What to ask for it."""
+        return GetPieces(batch.part.kind, self.fragment, self.digest, batch.first, batch.count)
+
+    def done(self) -> None:
+        """A batch is here and verified."""
+        self.remaining -= 1
+        if not self.remaining:
+            self.finished.set()
+
+    def put_back(self, batches: Sequence[_Batch]) -> None:
+        """Their donor will not deliver."""
+        self.pool.extendleft(reversed(batches))
+        if batches:
+            self._returned.set()
+
+    def leave(self) -> None:
+        """A worker has no donor left."""
+        self._workers -= 1
+        if not self._workers:
+            self.finished.set()
+
+    async def wants_more(self, patience_s: float) -> bool:
+        """Waits until there is work; False when all is here.
+
+        Whoever waits has a donor with nothing to do, so donors that give nothing for `patience_s`
+        are cut, which returns their batches.
+        """
+        while self.remaining and not self.pool:
+            self._returned.clear()
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self._returned.wait()
+            except TimeoutError:
+                self._cut_stalled(patience_s)
+        return self.remaining > 0
+
+    def _cut_stalled(self, patience_s: float) -> None:
+        since = asyncio.get_running_loop().time() - patience_s
+        for line in tuple(self.lines):
+            if line.moved_at <= since:
+                line.cut(f"nothing moved for {patience_s:g} s while other donors waited")
+
+
+def _batches(part: _Part, workers: int) -> list[_Batch]:
+    """The part cut into batches: small enough for an answer and to go round."""
+    fitting = PIECES_BYTES_MAX // part.leaf_bytes
+    fair = -(-part.count // (BATCHES_PER_DONOR * max(1, workers)))
+    step = max(1, min(fitting, fair))
+    return [
+        _Batch(part, first, min(step, part.count - first)) for first in range(0, part.count, step)
+    ]
+
+
+async def _size(line: PacedStream) -> int:
+    """The size in the next answer; _Unserved with its reason if it is a no, Refusal if garbage."""
+    data = await read_frame(line, ANSWER_BYTES_MAX)
+    try:
+        answer: Answer = decode(data, Answer, ANSWER_BYTES_MAX)  # type: ignore[arg-type]
+    except RecordError as fault:
+        raise Refusal(fault.reason) from None
+    if isinstance(answer, NotHere):
+        raise _Unserved(plain(answer.reason))
+    return answer.size
+
+
+async def _fetch_hashes(line: PacedStream, job: _Job, part: _Part) -> tuple[bytes, ...]:
+    """The leaf hashes of a part, matching its root; Refusal when they do not."""
+    await write_frame(line, encode(GetLeaves(part.kind, job.fragment, job.digest)))
+    size = await _size(line)
+    if size != part.count * HASH_BYTES:
+        raise Refusal(f"{size} bytes of hashes for {part.count} leaves of {part.kind}")
+    data = await line.read(size)
+    hashes = tuple(data[at : at + HASH_BYTES] for at in range(0, size, HASH_BYTES))
+    found = await off_loop(part.count * _NODE_BYTES, partial(root_of, hashes))
+    if found != part.root:
+        raise Refusal(f"the leaf hashes of {part.kind} have another root than the header")
+    return hashes
+
+
+async def _fetch_batches(line: PacedStream, job: _Job, held: deque[_Batch]) -> None:
+    """Fetches until the pool is empty; `held` are the batches that were asked for."""
+    while True:
+        while len(held) < REQUESTS_AHEAD and job.pool:
+            held.append(job.pool.popleft())
+            await write_frame(line, encode(job.request(held[-1])))
+        if not held:
+            return
+        await _fetch_batch(line, held[0])
+        held.popleft()
+        job.done()
+
+
+async def _fetch_batch(line: PacedStream, batch: _Batch) -> None:
+    """Receives a batch in place; Refusal when a leaf is not what its hash says."""
+    size = await _size(line)
+    view = batch.view
+    if size != len(view):
+        raise Refusal(f"{size} bytes of {batch.part.kind} where {len(view)} were due")
+    await line.read_into(view)
+    bad = await off_loop(size, batch.bad_leaf)
+    if bad is not None:
+        raise Refusal(f"leaf {bad} of {batch.part.kind} has another hash than its list says")
+
+
+def _with_hash(sha256: bytes, data: bytes) -> bytes:
+    """`data` if that is its hash."""
+    if hashlib.sha256(data).digest() != sha256:
+        raise Refusal(f"{len(data)} bytes with another SHA-256 than asked for")
+    return data
+
+
+def _chain(request: GetCommits, data: bytes) -> tuple[CommitRecord, ...]:
+    """The commits in `data` if they are the asked one and its ancestors, newest first."""
+    try:
+        commits: tuple[CommitRecord, ...] = decode(
+            data, tuple[CommitRecord, ...], COMMITS_BYTES_MAX
+        )
+    except RecordError as fault:
+        raise Refusal(fault.reason) from None
+    if not 1 <= len(commits) <= request.count:
+        raise Refusal(f"{len(commits)} commits where 1 to {request.count} were asked for")
+    due = request.digest
+    for commit in commits:
+        if reason := _commit_fault(commit, request.fragment, due):
+            raise Refusal(reason)
+        due = commit.header.parent
+    return commits
+
+
+def _commit_fault(commit: CommitRecord, fragment: int, digest: bytes) -> str:
+    """Why this is not the commit of that name, or ''."""
+    if reason := commit_fault(commit):
+        return reason
+    run = RunId(commit.header.run)
+    if commit.header.fragment != fragment or header_digest(commit.header, run) != digest:
+        return "a commit that is not the one that was due in the chain"
+    if inputs_root(run, commit.inputs) != commit.header.inputs_root:
+        return "a commit whose inputs do not match its header"
+    return ""
+
+
+def _nobody(blame: Sequence[Blame]) -> PullError:
+    """The error when no donor is left."""
+    if not blame:
+        return PullError("there is nobody to ask")
+    told = "; ".join(f"{short(one.peer)}: {one.reason}" for one in blame[:_NAMED_MAX])
+    more = f"; and {len(blame) - _NAMED_MAX} more" if len(blame) > _NAMED_MAX else ""
+    return PullError(f"none of {len(blame)} donors served it: {told}{more}", tuple(blame))

@@ -1,0 +1,346 @@
+"""What daemons say when they move bulk data, how long they wait for it, and every bound on it.
+
+Two protocols, each on streams of its own so that nothing large delays a control message:
+
+* CONTRIBUTE: an `Offer` frame and the payload's bytes; the answer is one frame of text, empty when
+  the contribution was taken.
+* PULL: any number of requests, one frame each, answered in order by a `NotHere` frame or by a
+  `Here` frame and that many bytes. A request may be sent before the last one is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from dugnad.averaging.formats import (
+    COMMITS_PER_REPLY_MAX,
+    DIGEST_BYTES,
+    FRAGMENTS_MAX,
+    MESSAGE_BYTES_MAX,
+    Contribution,
+    UnitPiece,
+)
+from dugnad.averaging.tree import LEAVES_MAX, Bytes, leaf_hash
+from dugnad.dht.ids import PeerId
+from dugnad.dht.ports import Stream, StreamEnded, TransportError
+from dugnad.peer.corpus import SHARDS_MAX
+
+T = TypeVar("T")
+
+CONTRIBUTE_PROTOCOL: Final = "/dugnad/contribute/1"
+PULL_PROTOCOL: Final = "/dugnad/pull/1"
+
+# --- waiting ----------------------------------------------------------------------------------
+
+IDLE_S: Final = 10.0
+"""STEP_BYTES must move within this time. Longer than the worst pause of a busy home machine."""
+PATIENCE_S: Final = 2.0
+"""As IDLE_S, once another donor has nothing to do but wait: a frozen peer should not cost ten
+seconds when its part can come from elsewhere. Guess, to be measured."""
+OPEN_S: Final = 5.0
+"""To open a stream to a peer: two round trips, or a dial through a relay."""
+STEP_BYTES: Final = 32 << 10
+"""The unit of progress: 26 kbit/s at least. Smaller steps cost more timers than they tell."""
+
+# --- sizes ------------------------------------------------------------------------------------
+
+OFFER_BYTES_MAX: Final = 256 << 10
+"""A contribution with PIECES_MAX unit pieces of at most 37 bytes."""
+REQUEST_BYTES_MAX: Final = 256
+ANSWER_BYTES_MAX: Final = 1024
+REASON_CHARS_MAX: Final = 200
+PIECES_BYTES_MAX: Final = 1 << 20
+"""Bytes of leaves in one answer: four leaves of float32, sixteen of int8."""
+COMMITS_BYTES_MAX: Final = MESSAGE_BYTES_MAX
+COMMITS_MAX: Final = 2 * COMMITS_PER_REPLY_MAX
+INLINE_BYTES: Final = 256 << 10
+"""Up to this much is hashed on the event loop (under 1 ms), more in a thread."""
+
+# --- how much at once -------------------------------------------------------------------------
+# What foreign peers can make this daemon hold: CONTRIBUTIONS_MAX payloads that are on their way,
+# SENDING_BYTES_MAX, and READS_AT_ONCE answers that are being put together. What we pull ourselves
+# is held once, in the arrays that were asked for.
+
+CONTRIBUTIONS_PER_PEER_MAX: Final = 4
+"""More of the same peer wait, unread, until one of these is done."""
+CONTRIBUTIONS_MAX: Final = 64
+"""Payloads being received: everybody of a full mesh at once. Their senders want an answer, so they
+are kept as the exchange's inbox anyway."""
+PULLS_PER_DONOR_MAX: Final = 4
+"""Streams that we draw from one donor with; further transfers wait."""
+PULLS_PER_PEER_MAX: Final = 2 * PULLS_PER_DONOR_MAX
+"""Streams that one peer may draw from us with: twice what it should, since the end of one may
+reach us after the beginning of the next."""
+PULLS_MAX: Final = 128
+SENDING_PER_PEER_BYTES_MAX: Final = 8 << 20
+SENDING_BYTES_MAX: Final = 64 << 20
+"""Bytes of answers being sent. Those of anchors and payloads are views, but hold the arrays."""
+READS_AT_ONCE: Final = 2
+"""Threads that read the disk for others: the pool is shared with hashing and merging."""
+DONORS_AT_ONCE: Final = 4
+"""Donors that one transfer draws from: enough to fill a home line from slower ones."""
+REQUESTS_AHEAD: Final = 2
+"""Requests under way at one donor, so that a round trip costs no time between answers."""
+
+# --- messages ---------------------------------------------------------------------------------
+
+Kind = Literal["payload", "theta", "momentum"]
+"""What leaves are of: a commit's payload, or the anchors or momenta after it."""
+
+_Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+_Fragment = Annotated[int, msgspec.Meta(ge=0, lt=FRAGMENTS_MAX)]
+_Leaf = Annotated[int, msgspec.Meta(ge=0, lt=LEAVES_MAX)]
+_Leaves = Annotated[int, msgspec.Meta(ge=1, le=LEAVES_MAX)]
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True):
+    """A contribution whose payload follows."""
+
+    contribution: Contribution
+    pieces: tuple[UnitPiece, ...]
+
+
+class GetManifest(msgspec.Struct, frozen=True, array_like=True, tag="m"):
+    """Ask for the encoded manifest of a run."""
+
+    run: _Digest
+
+
+class GetLeaves(msgspec.Struct, frozen=True, array_like=True, tag="l"):
+    """Ask for all leaf hashes, one after the other."""
+
+    kind: Kind
+    fragment: _Fragment
+    digest: _Digest
+
+
+class GetPieces(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+    """Ask for the bytes of `count` leaves; float32 little-endian for anchors and momenta."""
+
+    kind: Kind
+    fragment: _Fragment
+    digest: _Digest
+    first: _Leaf
+    count: _Leaves
+
+
+class GetShard(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    """Ask for a shard of the text."""
+
+    number: Annotated[int, msgspec.Meta(ge=0, lt=SHARDS_MAX)]
+
+
+class GetCommits(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+    """Ask for a commit and its ancestors, newest first: `count` or as many as fit an answer."""
+
+    fragment: _Fragment
+    digest: _Digest
+    count: Annotated[int, msgspec.Meta(ge=1, le=COMMITS_MAX)]
+
+
+Request = GetManifest | GetLeaves | GetPieces | GetShard | GetCommits
+
+
+class Here(msgspec.Struct, frozen=True, array_like=True, tag="h"):
+    """`size` bytes follow."""
+
+    size: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class NotHere(msgspec.Struct, frozen=True, array_like=True, tag="n"):
+    """Nothing follows, and why."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=REASON_CHARS_MAX)]
+
+
+Answer = Here | NotHere
+
+
+# --- trouble ----------------------------------------------------------------------------------
+
+
+class Stalled(TransportError):
+    """The other side let the time pass in which some bytes had to move."""
+
+
+class Refusal(Exception):
+    """A request or a contribution is turned down; `reason` may be sent to whoever asked."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = plain(reason)
+
+
+class Blame(NamedTuple):
+    """A donor that was dropped and why; `lied`: what it sent contradicts the hashes."""
+
+    peer: PeerId
+    reason: str
+    lied: bool
+
+
+class PullError(Exception):
+    """No donor served what was asked for; `blame` says what became of each that was tried."""
+
+    def __init__(self, reason: str, blame: tuple[Blame, ...] = ()) -> None:
+        super().__init__(reason)
+        self.reason, self.blame = reason, blame
+
+
+def plain(text: str) -> str:
+    """Text, perhaps foreign, that is safe to log and to send: printable and short."""
+    return "".join(c if c.isprintable() else "?" for c in text[:REASON_CHARS_MAX])
+
+
+# --- tools ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of bulk data that this daemon moved, what failed half-way included."""
+
+    sent: int = 0
+    received: int = 0
+
+
+class Room:
+    """Bytes received in place and then kept as `bytes`, without holding them twice."""
+
+    def __init__(self, size: int) -> None:
+        self._file = io.BytesIO(bytes(size))  # zero pages: nothing is touched before it arrives
+        self.view = self._file.getbuffer()
+
+    def take(self) -> bytes:
+        """The content. No slice of `view` may be written to afterwards."""
+        self.view.release()
+        return self._file.getvalue()  # the buffer itself, not a copy of it
+
+
+class PacedStream:
+    """A `Stream` that counts its bytes, and raises `Stalled` when a step of them takes too long."""
+
+    def __init__(self, stream: Stream, idle_s: float, traffic: Traffic) -> None:
+        self.peer = stream.peer
+        self.moved_at = asyncio.get_running_loop().time()
+        self._stream = stream
+        self._idle_s = idle_s
+        self._traffic = traffic
+        self._cut = ""
+
+    async def read(self, n: int) -> bytes:
+        """Exactly `n` bytes."""
+        room = Room(n)
+        await self.read_into(room.view)
+        return room.take()
+
+    async def read_into(self, target: memoryview) -> None:
+        """Fills `target`."""
+        for part in _steps(target):
+            await self._in_time(self._stream.read_into(part))
+            self._traffic.received += len(part)
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Sends `data`."""
+        for part in _steps(memoryview(data)):
+            await self._in_time(self._stream.write(part))
+            self._traffic.sent += len(part)
+
+    async def close(self) -> None:
+        """Sends what is unsent, then the end."""
+        await self._stream.close()
+
+    def abort(self) -> None:
+        """Gives the stream up."""
+        self._stream.abort()
+
+    def cut(self, reason: str) -> None:
+        """Gives the stream up; whoever reads or writes on it gets `Stalled` with the reason."""
+        self._cut = reason
+        self._stream.abort()
+
+    async def _in_time(self, work: Awaitable[None]) -> None:
+        """Waits for one step."""
+        try:
+            async with asyncio.timeout(self._idle_s):
+                await work
+        except TimeoutError:
+            raise Stalled(f"it gave or took nothing for {self._idle_s:g} s") from None
+        except StreamEnded:
+            if self._cut:
+                raise Stalled(self._cut) from None
+            raise
+        self.moved_at = asyncio.get_running_loop().time()
+
+
+def _steps(data: memoryview) -> Iterator[memoryview]:
+    """Parts of at most STEP_BYTES."""
+    view = data.cast("B") if data.format != "B" or data.ndim != 1 else data
+    for start in range(0, len(view), STEP_BYTES):
+        yield view[start : start + STEP_BYTES]
+
+
+class Slots:
+    """A number of places for each peer; who finds none free waits."""
+
+    def __init__(self, each: int) -> None:
+        self._each = each
+        self._places: WeakValueDictionary[PeerId, asyncio.Semaphore] = WeakValueDictionary()
+
+    def of(self, peer: PeerId) -> asyncio.Semaphore:
+        """The peer's places, forgotten when nobody uses or awaits them."""
+        places = self._places.get(peer)
+        if places is None:
+            self._places[peer] = places = asyncio.Semaphore(self._each)
+        return places
+
+
+class Gate:
+    """How much is under way, for each peer and in all; says no beyond the bounds."""
+
+    def __init__(self, what: str, *, each: int, total: int) -> None:
+        self._what, self._each, self._total = what, each, total
+        self._held: Counter[PeerId] = Counter()
+
+    @contextlib.contextmanager
+    def hold(self, peer: PeerId, amount: int = 1) -> Iterator[None]:
+        """Counts `amount` while in use; Refusal when it is too much now."""
+        if self._held[peer] + amount > self._each:
+            raise Refusal(f"busy: too many {self._what} with you at once")
+        if self._held.total() + amount > self._total:
+            raise Refusal(f"busy: too many {self._what} with all peers at once")
+        self._held[peer] += amount
+        try:
+            yield
+        finally:
+            self._held[peer] -= amount
+            if not self._held[peer]:
+                del self._held[peer]
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """What `work` returns, computed in a thread when it goes over more than INLINE_BYTES."""
+    return work() if size <= INLINE_BYTES else await asyncio.to_thread(work)
+
+
+def byte_bounds(size: int, leaf_bytes: int) -> list[tuple[int, int]]:
+    """Ranges of the leaves in `size` bytes: all but the last have `leaf_bytes`."""
+    return [(at, min(at + leaf_bytes, size)) for at in range(0, size, leaf_bytes)]
+
+
+def first_bad_leaf(data: Bytes, leaf_bytes: int, hashes: tuple[bytes, ...]) -> int | None:
+    """Index of the first leaf of `data` that has another hash; `data` has as many as `hashes`."""
+    view = memoryview(data)
+    bounds = byte_bounds(len(view), leaf_bytes)
+    for index, ((start, stop), expected) in enumerate(zip(bounds, hashes, strict=True)):
+        if leaf_hash(view[start:stop]) != expected:
+            return index
+    return None

@@ -1,0 +1,313 @@
+"""The daemon's slow heartbeat: pace, adverts, participants, anti-entropy, evaluation, statistics.
+
+Everything here happens about once a second and may be late without harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dugnad.averaging import events as ev
+from dugnad.averaging import formats as fm
+from dugnad.averaging.speed import class_speed
+from dugnad.dht.ids import PeerId
+from dugnad.peer import clock
+from dugnad.peer.averager import LearnerAway
+from dugnad.peer.learner.process import LearnerGone
+from dugnad.peer.training import flat
+from dugnad.peer.units import Interval, Participants, SwarmSpeed
+
+if TYPE_CHECKING:
+    from dugnad.peer.daemon import Daemon
+
+TICK_S: Final = 0.5
+HEADS_S: Final = 3.0
+"""Between two comparisons of heads with a peer drawn by lot: repairs whatever was missed."""
+ADVERT_S: Final = 5.0
+"""Adverts follow the measured speed no faster."""
+ADVERT_CHANGE: Final = 0.1
+PACE_CHANGE: Final = 0.1
+"""A new merge interval is told when it differs by more than a tenth."""
+EVALUATE_S: Final = 15.0
+EVALUATE_SEQUENCES: Final = 16
+"""Held-out sequences scored: a few percent of what is trained in the same time."""
+ALONE_S: Final = 4.0
+"""A peer that hears nobody begins alone after this long; whoever joins by a link waits longer."""
+JOIN_ALONE_S: Final = 20.0
+REMEMBER_S: Final = 30.0
+"""Peers met are written down this often."""
+GAPS_KEPT: Final = 64
+
+
+class Vitals:
+    """Periodic duties of one daemon, and the numbers that come of them."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.rng = random.Random(daemon.boot)
+        self.clock_offset_s = 0.0
+        self.swarm_tokens = 0
+        self.merges = 0
+        self.last_takeover_s: float | None = None
+        self.join_to_listed_s: float | None = None
+        self.anchor_loss: float | None = None
+        self.anchor_losses: deque[tuple[int, float]] = deque(maxlen=1024)
+        self.synced = False
+        self.interval_s = 0.0
+        self.longest_gap_s = 0.0
+        self.heard: dict[PeerId, dict[int, int]] = {}
+        fragments = len(daemon.manifest.table.fragments)
+        self._merged_at: list[float | None] = [None] * fragments
+        self._gaps: list[deque[float]] = [deque(maxlen=GAPS_KEPT) for _ in range(fragments)]
+        self._next: dict[str, float] = {}
+        self._advertised = 0.0
+        self._roster_changed = True
+        self._members: bytes = b""
+        self._evaluating = False
+
+    async def run(self) -> None:
+        """Do what is due, until cancelled."""
+        while True:
+            self._tick(clock.now())
+            await asyncio.sleep(TICK_S)
+
+    def _due(self, name: str, every: float, now: float) -> bool:
+        if now < self._next.get(name, 0.0):
+            return False
+        self._next[name] = now + every
+        return True
+
+    def _tick(self, now: float) -> None:
+        daemon = self.daemon
+        self._pace()
+        self._participants(now)
+        if not self.synced:
+            self._check_synced(now)
+        if self._due("heads", HEADS_S, now):
+            self._compare_heads()
+        if self._due("advert", ADVERT_S, now):
+            self._advertise()
+        if self.synced and self._due("evaluate", EVALUATE_S, now) and not self._evaluating:
+            daemon.own(self._evaluate(), "evaluate")
+        if self._due("remember", REMEMBER_S, now):
+            self._remember_peers()
+        if daemon.ledger.lacking and daemon.averager.live() and self._due("history", 2.0, now):
+            daemon.own(self._complete_history(), "history")
+        substrate = daemon.swarm.substrate
+        if substrate.died.done() and self._due("p2pd", 2.0, now):
+            daemon.note("network", f"p2pd ended: {substrate.died.result()[-200:]}; it is restarted")
+            daemon.own(self._restart_network(), "restart p2pd")
+
+    async def _restart_network(self) -> None:
+        await self.daemon.swarm.substrate.restart()
+
+    # -- pace ----------------------------------------------------------------------------------
+
+    def merge_interval(self) -> float:
+        """Seconds between merges of a fragment, from tokens a merge and the swarm's speed."""
+        manifest, daemon = self.daemon.manifest, self.daemon
+        speeds = self.speeds()
+        total = sum(speeds)
+        exchange = manifest.exchange
+        tokens = exchange.tokens_per_merge
+        if not tokens:
+            batch = manifest.batch_sequences * manifest.data.context
+            tokens = exchange.steps_per_merge * batch * max(1, len(speeds))
+        floor = exchange.merge_floor_ms / 1000.0
+        if total <= 0.0:
+            return max(floor, daemon.averager.fragments[0].core.view.interval_s)
+        return max(floor, tokens / total)
+
+    def speeds(self) -> list[float]:
+        """Tokens a second of me and of every live peer that says it trains."""
+        daemon = self.daemon
+        found = [daemon.training.tokens_per_s]
+        roster = daemon.swarm.roster
+        if roster is not None:
+            adverts = [roster.advert(peer) for peer in daemon.averager.live()]
+            found += [one.tokens_per_s for one in adverts if one is not None]
+        return [one for one in found if one > 0.0]
+
+    def _pace(self) -> None:
+        daemon = self.daemon
+        wanted = self.merge_interval()
+        offset = clock.wall_ms() / 1000.0 - clock.now() + self.clock_offset_s
+        for p, shell in enumerate(daemon.averager.fragments):
+            view = shell.core.view
+            pace = abs(wanted - view.interval_s) > PACE_CHANGE * view.interval_s
+            if pace or abs(offset - view.wall_offset_s) > 0.05:
+                interval = wanted if pace else view.interval_s
+                daemon.averager.feed(p, ev.Pace(interval, offset))
+        now = clock.now()
+        if self._due("unit pace", 5.0, now):
+            daemon.units.handle(Interval(self.interval_s or wanted), now)
+            daemon.units.handle(SwarmSpeed(sum(self.speeds())), now)
+
+    # -- who shares the work -------------------------------------------------------------------
+
+    def roster_changed(self) -> None:
+        """Somebody came, went, or changed speed."""
+        self._roster_changed = True
+        self._participants(clock.now())
+
+    def _participants(self, now: float) -> None:
+        daemon = self.daemon
+        head = daemon.averager.fragments[0].core.head
+        if head.digest == self._members and not self._roster_changed:
+            return
+        self._members, self._roster_changed = head.digest, False
+        members = tuple((PeerId(row.peer), row.speed_class) for row in head.members)
+        known = {peer for peer, _ in members}
+        me = daemon.identity.peer
+        newcomers: list[tuple[PeerId, int]] = []
+        if me not in known and daemon.training.own_class is not None:
+            newcomers.append((me, daemon.training.own_class))
+        roster = daemon.swarm.roster
+        for peer in daemon.averager.live():
+            advert = roster.advert(peer) if roster is not None else None
+            if peer not in known and advert is not None and advert.tokens_per_s > 0.0:
+                newcomers.append((peer, advert.speed_class))
+        daemon.units.handle(Participants(head.digest, members, tuple(sorted(newcomers))), now)
+
+    def _advertise(self) -> None:
+        daemon = self.daemon
+        speed = daemon.training.tokens_per_s
+        if speed <= 0.0 or abs(speed - self._advertised) <= ADVERT_CHANGE * self._advertised:
+            return
+        self._advertised = speed
+        daemon.swarm.advertise(
+            tokens_per_s=float(f"{speed:.3g}"), speed_class=daemon.training.own_class or 0
+        )
+        self._roster_changed = True
+
+    # -- getting level with the swarm ----------------------------------------------------------
+
+    def heard_heads(self, sender: PeerId, heads: fm.Heads) -> None:
+        """A peer said where it stands."""
+        mine = self.heard.setdefault(sender, {})
+        for row in heads.rows:
+            if row.fragment < len(self._merged_at):
+                mine[row.fragment] = row.version
+
+    def _check_synced(self, now: float) -> None:
+        """Train once the anchors are the swarm's (or there is nobody to take them from)."""
+        daemon = self.daemon
+        if daemon.training.ready is None:
+            return
+        live = daemon.averager.live()
+        waited = now - daemon.started_at
+        if not live:
+            alone = JOIN_ALONE_S if daemon.link is not None else ALONE_S
+            if waited < alone:
+                return
+        elif not all(peer in self.heard for peer in live) and waited < JOIN_ALONE_S:
+            return
+        for p, shell in enumerate(daemon.averager.fragments):
+            ahead = max((self.heard.get(peer, {}).get(p, 0) for peer in live), default=0)
+            if shell.core.head.version + 1 < ahead or (ahead and not shell.core.head.version):
+                return
+        if daemon.ledger.lacking and live and waited < 2 * JOIN_ALONE_S:
+            return
+        self.synced = True
+        daemon.state, daemon.reason = "training", ""
+        daemon.training.enable()
+        daemon.note("sync", f"level with the swarm after {waited:.1f} s; training")
+
+    def _compare_heads(self) -> None:
+        live = list(self.daemon.averager.live())
+        if live:
+            peer = live[self.rng.randrange(len(live))]
+            heads = self.daemon.averager.heads()
+            self.daemon.swarm.send(peer, fm.Heads(heads.rows, reply=True))
+
+    async def _complete_history(self) -> None:
+        daemon = self.daemon
+        puller = daemon.swarm.puller
+        if puller is None:
+            return
+        for p in sorted(daemon.ledger.lacking):
+            head = daemon.averager.fragments[p].core.head
+            if head.record is None:
+                continue
+            peers = list(daemon.averager.live())
+            await daemon.ledger.catch_up(p, (head.digest, head.parent), peers, puller.commits)
+            newest = daemon.averager.fragments[p].core.head
+            daemon.ledger.adopted(p, daemon.averager.fragments[p].core.view.lineage, newest)
+
+    def _remember_peers(self) -> None:
+        daemon = self.daemon
+        roster = daemon.swarm.roster
+        if roster is None:
+            return
+        found: list[str] = []
+        for peer in daemon.averager.live():
+            found.extend(roster.addresses(peer)[:2])
+        if found:
+            daemon.home.remember(daemon.run_id, found)
+
+    # -- what came of it -----------------------------------------------------------------------
+
+    def merged(self, p: int, action: ev.Adopt, header: fm.Header) -> None:
+        """A fragment has a new head."""
+        daemon, now = self.daemon, clock.now()
+        node = daemon.averager.fragments[p].core.view.lineage.get(action.digest)
+        if node is not None:
+            self.swarm_tokens = max(self.swarm_tokens, node.tokens_total)
+            listed = any(key[0] == daemon.identity.peer for key in node.listed)
+            if listed and self.join_to_listed_s is None:
+                self.join_to_listed_s = now - daemon.started_at
+                daemon.note(
+                    "listed", f"first contribution listed after {self.join_to_listed_s:.1f} s"
+                )
+        self.merges += len(action.applied)
+        last = self._merged_at[p]
+        self._merged_at[p] = now
+        if last is None or action.gap or len(action.applied) != 1 or not self.synced:
+            return
+        self._gaps[p].append(now - last)
+        self.longest_gap_s = max(self.longest_gap_s, now - last)
+        everything = [gap for gaps in self._gaps for gap in gaps]
+        self.interval_s = median(everything)
+
+    async def _evaluate(self) -> None:
+        """Score the anchors on held-out text."""
+        daemon = self.daemon
+        data = daemon.manifest.data
+        held_out = range(data.held_out_start, data.sequences)
+        count = min(EVALUATE_SEQUENCES, len(held_out))
+        numbers = [held_out[i * len(held_out) // count] for i in range(count)]
+        self._evaluating = True
+        try:
+            anchors = flat([state.theta for state in daemon.averager.anchors()])
+            loss = await daemon.training.trainer.evaluate(anchors, numbers)
+        except (LearnerGone, LearnerAway):
+            return
+        finally:
+            self._evaluating = False
+        self.anchor_loss = loss
+        self.anchor_losses.append((self.swarm_tokens, loss))
+
+    def residual_share(self) -> float:
+        """Norm of what is not handed in yet, as a share of the typical hand-in's."""
+        left = norm = 0.0
+        for shell in self.daemon.averager.fragments:
+            buffers = shell.worker.buffers
+            left += float(np.square(buffers.residual, dtype=np.float64).sum())
+            norm += buffers.typical_progress() ** 2
+        return float(np.sqrt(left / norm)) if norm > 0.0 else 0.0
+
+    def swarm_tokens_per_s(self) -> float:
+        """Tokens a second of the whole swarm, as its peers say."""
+        return sum(self.speeds())
+
+    def class_of(self, peer: PeerId) -> float:
+        """A peer's speed by its class."""
+        roster = self.daemon.swarm.roster
+        advert = roster.advert(peer) if roster is not None else None
+        return class_speed(advert.speed_class) if advert is not None else 0.0
