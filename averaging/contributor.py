@@ -48,6 +48,9 @@ class Contributor:
         self.ask_at = 0.0
         self.last_base: bytes | None = None
         self.final_made = False
+        self.revision = 0
+        """Rises when :meth:`open` may have changed."""
+        self._open: tuple[tuple[int, bytes], list[int]] | None = None
 
     def handed_in(self, event: HandedIn) -> None:
         """The learner's progress is encoded (or there was none)."""
@@ -59,6 +62,7 @@ class Contributor:
             self.final_made = self.final_made or self.view.leaving
             return
         self.own[event.seq] = Own(event.contribution, event.pieces)
+        self.revision += 1
         self.last_base = event.contribution.base_digest
         if self.view.leaving:
             self.final_made = True
@@ -81,9 +85,8 @@ class Contributor:
     def settle(self) -> None:
         """Ask the head's chain again what became of each contribution (rule 8)."""
         view = self.view
-        listed = view.head.seqs.get(view.me)
-        if listed is not None:  # this disk is an older copy of one that went further
-            self.next_seq = max(self.next_seq, listed.seq + 1)
+        self.revision += 1
+        self.skip_listed()
         horizon = view.settings.lineage.staleness + view.settings.lineage.horizon
         for seq in sorted(self.own):
             own = self.own[seq]
@@ -96,8 +99,20 @@ class Contributor:
                 del self.own[seq]
                 view.out.append(Forget(seq))
 
+    def skip_listed(self) -> None:
+        """Go on above what the head lists: this disk may be an older copy of one that went on."""
+        listed = self.view.head.seqs.get(self.view.me)
+        if listed is not None:
+            self.next_seq = max(self.next_seq, listed.seq + 1)
+
     def open(self) -> list[int]:
         """Seqs that the version after the head may still list and that it does not list yet."""
+        state = (self.revision, self.view.head.digest)
+        if self._open is None or self._open[0] != state:  # asked for several times an event
+            self._open = (state, self._find_open())
+        return self._open[1]
+
+    def _find_open(self) -> list[int]:
         view = self.view
         return [
             seq
@@ -157,10 +172,11 @@ class Contributor:
     def deadline(self) -> float | None:
         """When :meth:`act` may have something new to do without any event."""
         view, times = self.view, []
+        home = view.current_home()
         if self.ready and self.making is None and self.last_base != view.head.digest:
             times.append(max(view.due_at, self.ask_at, view.quiet_until))
         for seq in self.open():
             own = self.own[seq]
-            if "lost" in own.sent.values():
+            if home is not None and own.sent.get(home) == "lost":
                 times.append(max(own.retry_at, view.quiet_until))
         return min(times) if times else None

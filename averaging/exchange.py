@@ -78,6 +78,7 @@ class Exchange:
         node = self.view.lineage.add_checkpoint(point, digest)
         self.view.head = node
         self.view.held = {digest}
+        self.contributor.skip_listed()
 
     @property
     def head(self) -> Node:

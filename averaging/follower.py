@@ -24,6 +24,8 @@ from dugnad.averaging.events import (
 from dugnad.averaging.formats import (
     ACKS_MAX,
     COMMITS_PER_REPLY_MAX,
+    DIGEST_BYTES,
+    MESSAGE_BYTES_MAX,
     Ack,
     Announce,
     Checkpoint,
@@ -34,14 +36,22 @@ from dugnad.averaging.formats import (
     WantCommits,
     header_digest,
 )
-from dugnad.averaging.lineage import Node
+from dugnad.averaging.lineage import CLOCK_AHEAD_MS, NODES_MAX, Node
 from dugnad.averaging.view import View
 from dugnad.dht.ids import PeerId
+from dugnad.dht.records import encode
 
 CATCH_UP_MAX: Final = 8
 """Further behind than this, whole anchors are cheaper than payload after payload."""
 WITNESSES_ENOUGH: Final = 3
 """Nobody adds an ack to a commit that has this many."""
+WHOLE_AFTER_S: Final = 1.0
+"""A payload that nobody served twice (the back-off is this then) may be gone with its maker: whole
+anchors are asked for instead, else two peers that need each other's word would wait for ever."""
+SEEN_MAX: Final = 512
+"""Commits whose first sight is remembered: a full lineage twice over."""
+REPLY_BYTES_MAX: Final = MESSAGE_BYTES_MAX // 2
+"""Commits in one answer; a single one is less (``home.COMMIT_PIECES_MAX``)."""
 ASK_AGAIN_S: Final = 2.0
 """A chain that was asked for and did not come is asked for again after this."""
 BAD_MAX: Final = 256
@@ -59,13 +69,16 @@ class Follower:
     def __init__(self, view: View) -> None:
         self.view = view
         self.bad: dict[bytes, str] = {}
-        self.asked: dict[bytes, float] = {}
+        self.asked: dict[bytes, tuple[float, PeerId]] = {}
+        """Digest -> when its chain was asked for last, and of whom."""
         self.failed: dict[bytes, tuple[float, float]] = {}
         """Digest -> (try again at, last back-off)."""
         self.getting: bytes | None = None
         self.acks: dict[bytes, dict[bytes, Ack]] = {}
         self.acknowledged: dict[bytes, None] = {}
         self.seen: dict[bytes, float] = {}
+        self.looked_at = 0.0
+        """When :meth:`act` last looked for something to fetch."""
         self.dirty = True
 
     # -- what arrives --------------------------------------------------------------------------
@@ -76,18 +89,20 @@ class Follower:
         digest = header_digest(record.header, view.settings.lineage.run)
         if digest in self.bad:
             return False
-        view.holds(sender, digest)
-        self.failed.pop(digest, None)
-        self.seen.setdefault(digest, view.now)
+        self._holds(sender, digest)
+        self._saw(digest, view.now)
         if view.lineage.get(digest) is None:
             if view.lineage.get(record.header.parent) is None:
                 self._ask(sender, digest)
                 return False
-            reason = view.lineage.judge(record, view.wall_ms)
+            if self._ahead(record):
+                return False
+            reason = self._rates_fault(record) or view.lineage.judge(record, view.wall_ms)
             if reason:
                 self._refuse(digest, f"a commit is refused: {reason}")
                 return False
             view.lineage.add(record, digest)
+            self._bound()
         self._keep_acks(digest, record.acks)
         self.dirty = True
         return True
@@ -97,19 +112,58 @@ class Follower:
         view = self.view
         if event.checkpoint is not None:
             self._checkpoint(event.sender, event.checkpoint)
+        known = len(view.lineage.nodes)
+        last: bytes | None = None
         for record in event.records:
-            if view.lineage.get(record.header.parent) is None:
-                break
             digest = header_digest(record.header, view.settings.lineage.run)
-            self.seen.setdefault(digest, self._made_at(record))
+            if view.lineage.get(digest) is None:
+                if view.lineage.get(record.header.parent) is None:
+                    return
+                self._saw(digest, self._made_at(record))
             if not self.commit_in(event.sender, record):
-                break
-        else:
-            if event.records:  # more may follow what fitted into one answer
-                last = header_digest(event.records[-1].header, view.settings.lineage.run)
-                for digest in [d for d in self.asked if view.lineage.get(d) is None]:
-                    if digest != last:
-                        self._ask(event.sender, digest, again=True)
+                return
+            last = digest
+        if last is None or len(view.lineage.nodes) == known:
+            return
+        # more may follow what fitted into one answer
+        wanted = [d for d, (_, peer) in self.asked.items() if peer == event.sender]
+        for digest in wanted:
+            if view.lineage.get(digest) is None:
+                self._ask(event.sender, digest, above=last)
+
+    def _holds(self, peer: PeerId, digest: bytes) -> None:
+        """Remember a source; a new one is tried at once, an old one after its back-off."""
+        if peer not in self.view.holders.get(digest, ()):
+            self.failed.pop(digest, None)
+        self.view.holds(peer, digest)
+
+    def _saw(self, digest: bytes, when: float) -> None:
+        self.seen.setdefault(digest, when)
+        while len(self.seen) > SEEN_MAX:
+            self.seen.pop(next(iter(self.seen)))
+
+    def _ahead(self, record: CommitRecord) -> bool:
+        """Whether a commit is dated too far ahead: not taken now, but its time may come."""
+        ahead = record.header.time_ms > self.view.wall_ms + CLOCK_AHEAD_MS
+        if ahead:
+            self.view.note("clock", "a commit is dated more than a minute ahead of this clock")
+        return ahead
+
+    def _rates_fault(self, record: CommitRecord) -> str:
+        rates = record.header.eta_bits, record.header.mu_bits
+        ours = self.view.settings.eta_bits, self.view.settings.mu_bits
+        return "" if rates == ours else "its outer rates are not those of the run"
+
+    def _bound(self) -> None:
+        """Forget the least useful commits when somebody floods this peer with them."""
+        view = self.view
+        if len(view.lineage.nodes) > NODES_MAX:
+            self._forget(view.lineage.prune(view.head, view.held))
+
+    def _forget(self, digests: list[bytes]) -> None:
+        for digest in digests:
+            for table in (self.view.holders, self.acks, self.seen, self.failed, self.acknowledged):
+                table.pop(digest, None)
 
     def _made_at(self, record: CommitRecord) -> float:
         """When a commit that is fetched later was made, in local time: by its header, but within
@@ -124,7 +178,9 @@ class Follower:
         digest = header_digest(point.commit.header, view.settings.lineage.run)
         if view.lineage.get(digest) is not None or digest in self.bad:
             return
-        reason = view.lineage.judge_checkpoint(point)
+        if self._ahead(point.commit):
+            return
+        reason = self._rates_fault(point.commit) or view.lineage.judge_checkpoint(point)
         if reason:
             self._refuse(digest, f"a checkpoint is refused: {reason}")
             return
@@ -132,16 +188,16 @@ class Follower:
             return
         view.lineage.add_checkpoint(point, digest)
         view.holds(sender, digest)
-        self.seen.setdefault(digest, self._made_at(point.commit))
+        self._saw(digest, self._made_at(point.commit))
         self._keep_acks(digest, point.commit.acks)
         self.dirty = True
+        self._bound()
 
     def ack_in(self, event: AckIn) -> None:
         """A witness: it holds the payload, too."""
         view, ack = self.view, event.ack
         peer = PeerId(ack.peer)
-        view.holds(peer, ack.digest)
-        self.failed.pop(ack.digest, None)
+        self._holds(peer, ack.digest)
         node = view.lineage.get(ack.digest)
         if node is None:
             if peer in view.live and ack.digest not in self.bad:
@@ -151,14 +207,21 @@ class Follower:
         self.dirty = True
 
     def head_in(self, event: HeadIn) -> None:
-        """A peer's head: ask for what is unknown."""
+        """A peer's head: ask for what is unknown.
+
+        A peer that holds a commit has computed its roots: its own word, over its own connection, is
+        worth as much here as its signed ack, which may have been lost.
+        """
         view, row = self.view, event.row
-        view.holds(event.sender, row.digest)
+        if len(row.digest) != DIGEST_BYTES:
+            return
+        self._holds(event.sender, row.digest)
         node = view.lineage.get(row.digest)
         if node is None and row.digest not in self.bad:
             self._ask(event.sender, row.digest)
         elif node is not None:
-            self.failed.pop(row.digest, None)
+            if node.member(event.sender):
+                node.witnesses.add(event.sender)
             self.dirty = True
 
     def wanted(self, event: CommitsWanted) -> None:
@@ -174,7 +237,14 @@ class Follower:
             point = view.lineage.checkpoint(chain[0]) if chain else None
             if point is not None:
                 point = Checkpoint(self._with_acks(chain[0]), point.members, point.seqs)
-        records = [self._with_acks(one) for one in chain[:COMMITS_PER_REPLY_MAX]]
+        records: list[CommitRecord] = []
+        size = 0
+        for one in chain[:COMMITS_PER_REPLY_MAX]:
+            record = self._with_acks(one)
+            size += len(encode(record))
+            if records and size > REPLY_BYTES_MAX:
+                break  # the asker asks again above the last one
+            records.append(record)
         fragment = view.settings.lineage.fragment
         view.out.append(Send(event.sender, Commits(fragment, tuple(records), point)))
 
@@ -188,21 +258,28 @@ class Follower:
         node = self.view.lineage.get(digest)
         kept = self.acks.setdefault(digest, {})
         for ack in acks:
-            if ack.digest == digest and len(kept) < ACKS_MAX:
+            if ack.digest != digest:
+                continue
+            self.view.holds(PeerId(ack.peer), digest)
+            # a stranger's word counts for nothing, and many strangers would fill the table
+            if node is not None and node.member(ack.peer) and len(kept) < ACKS_MAX:
                 kept[ack.peer] = ack
-                if node is not None:
-                    node.witnesses.add(ack.peer)
-                self.view.holds(PeerId(ack.peer), digest)
+                node.witnesses.add(ack.peer)
 
-    def _ask(self, peer: PeerId, digest: bytes, *, again: bool = False) -> None:
+    def _ask(self, peer: PeerId, digest: bytes, *, above: bytes | None = None) -> None:
+        """Ask for a chain; with ``above`` at once, for what follows that commit of it."""
         view = self.view
-        if not again and view.now < self.asked.get(digest, -ASK_AGAIN_S) + ASK_AGAIN_S:
+        last, _ = self.asked.get(digest, (-ASK_AGAIN_S, peer))
+        if above is None and view.now < last + ASK_AGAIN_S:
             return
+        self.asked.pop(digest, None)
         while len(self.asked) >= BAD_MAX:
             self.asked.pop(next(iter(self.asked)))
-        self.asked[digest] = view.now
+        self.asked[digest] = (view.now, peer)
         known = [node.digest for node in view.lineage.ancestors(view.head)]
-        spread = [*known[: COMMITS_PER_REPLY_MAX - 1], known[-1]]
+        spread = [*known[: COMMITS_PER_REPLY_MAX - 2], known[-1]]
+        if above is not None:
+            spread.insert(0, above)
         fragment = view.settings.lineage.fragment
         view.out.append(Send(peer, WantCommits(fragment, digest, tuple(dict.fromkeys(spread)))))
 
@@ -240,15 +317,17 @@ class Follower:
         if not self.dirty and not self._retry_due():
             return False
         self.dirty = False
-        while (node := self._adoptable()) is not None:
+        node = self._adoptable()
+        if node is not None:
             self._adopt(node)
             changed = True
         if self.getting is None:
             self._get()
+        self.looked_at = self.view.now
         return changed
 
     def _retry_due(self) -> bool:
-        return any(at <= self.view.now for at, _ in self.failed.values())
+        return any(self.looked_at < at <= self.view.now for at, _ in self.failed.values())
 
     def _tips(self) -> list[Node]:
         """Usable nodes that nothing usable is built on, best first."""
@@ -284,7 +363,8 @@ class Follower:
             path, based = self._path(tip)
             if not path:
                 continue
-            whole = not based or len(path) > CATCH_UP_MAX
+            gone = self.failed.get(path[-1].digest, (0.0, 0.0))[1] >= WHOLE_AFTER_S
+            whole = not based or len(path) > CATCH_UP_MAX or gone
             order = path if whole else [path[-1]]
             for node in order:
                 sources = view.sources(node)
@@ -319,15 +399,16 @@ class Follower:
 
     def _adoptable(self) -> Node | None:
         view = self.view
-        best = view.head
+        heads = [view.head]
         for digest in sorted(view.held):
             node = view.lineage.get(digest)
             if node is None or node.record is None or self._spoiled(node):
                 continue
             if digest not in self.acknowledged:
                 self._acknowledge(node)
-            if view.lineage.better(node, best) and self.witnessed(node):
-                best = node
+            if view.lineage.better(node, view.head) and self.witnessed(node):
+                heads.append(node)
+        best = view.lineage.best(heads)
         return None if best is view.head else best
 
     def _acknowledge(self, node: Node) -> None:
@@ -367,9 +448,7 @@ class Follower:
             Adopt(node.digest, node.version, tuple(undone), tuple(applied[::-1]), fork is None)
         )
         self._drop_states()
-        for digest in view.lineage.prune(node):
-            for table in (view.holders, self.acks, self.seen, self.failed, self.acknowledged):
-                table.pop(digest, None)
+        self._forget(view.lineage.prune(node, view.held))
 
     def _learn_delay(self, node: Node) -> None:
         view = self.view
@@ -406,4 +485,4 @@ class Follower:
 
     def deadline(self) -> float | None:
         """When a failed fetch is to be tried again."""
-        return min((at for at, _ in self.failed.values()), default=None)
+        return min((at for at, _ in self.failed.values() if at > self.looked_at), default=None)

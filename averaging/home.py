@@ -24,6 +24,7 @@ from dugnad.averaging.events import (
 )
 from dugnad.averaging.formats import (
     FORMAT,
+    INPUTS_MAX,
     NO_DIGEST,
     Announce,
     CommitRecord,
@@ -44,6 +45,12 @@ from dugnad.dht.ids import PeerId
 
 INBOX_MAX: Final = 256
 """Contributions held per fragment: four versions of a full mesh of 64."""
+PER_MAKER_MAX: Final = 8
+"""Of them of one maker: it has four under way at most, and twice that around a switch of lineage.
+Without this bound one key could fill the inbox alone."""
+COMMIT_PIECES_MAX: Final = 1 << 15
+"""Unit pieces that one commit lists: 1 MB at most, so that the commit fits into a message. What
+does not fit waits for the next version, oldest base first."""
 PROMISES_MAX: Final = 256
 """Promises remembered here; the store, which is asked before each signature, keeps all."""
 QUERY_S: Final = 0.5
@@ -63,6 +70,9 @@ class Arrived:
     at: float
 
 
+Usable = dict[Key, tuple[Contribution, tuple[UnitPiece, ...]]]
+
+
 class Home:
     """Decides about merging; reads the shared view and the contributor, appends actions."""
 
@@ -79,6 +89,8 @@ class Home:
         self.work_since: float | None = None
         self.pass_at: float | None = None
         self.grace = LearnedDelay(low=0.05, high=2.0, first=0.5)
+        self._revision = 0
+        self._usable: tuple[tuple[int, int, bytes], Usable] | None = None
 
     # -- what arrives --------------------------------------------------------------------------
 
@@ -86,14 +98,7 @@ class Home:
         """Take a contribution in; returns why not, or ''. The sender is told the same words."""
         view, c = self.view, event.contribution
         key = (c.peer, c.seq)
-        reason = view.lineage.judge_contribution(c, view.head, fresh_seq=True)
-        if (
-            c.base > view.head.version
-            and c.base <= view.head.version + view.settings.lineage.horizon
-        ):
-            reason = ""  # its maker is ahead of me; I may be home of a version I do not know yet
-        if not reason and key not in self.inbox and len(self.inbox) >= INBOX_MAX:
-            reason = "the inbox is full"
+        reason = self._fault(event)
         if reason:
             if key not in self.inbox:
                 view.out.append(DropPayload(key, reason))
@@ -103,8 +108,27 @@ class Home:
             return reason
         if key not in self.inbox:
             self.inbox[key] = Arrived(c, event.pieces, view.now)
+            self._revision += 1
             if view.now >= view.due_at:
                 self.grace.add(view.now - view.due_at)
+        return ""
+
+    def _fault(self, event: ContributionIn) -> str:
+        view, c = self.view, event.contribution
+        if c.peer == view.me:
+            return "it is my own"
+        reason = view.lineage.judge_contribution(c, view.head, fresh_seq=True)
+        ahead = c.base - view.head.version
+        if 0 < ahead <= view.settings.lineage.horizon:
+            reason = ""  # its maker is ahead of me; I may be home of a version I do not know yet
+        # judged before it can spoil a commit: everybody refuses one with an input that is not right
+        reason = reason or view.lineage.judge_pieces(c, event.pieces)
+        if reason or (c.peer, c.seq) in self.inbox:
+            return reason
+        if len(self.inbox) >= INBOX_MAX:
+            return "the inbox is full"
+        if sum(peer == c.peer for peer, _ in self.inbox) >= PER_MAKER_MAX:
+            return "too many contributions of its maker lie here"
         return ""
 
     def new_head(self) -> None:
@@ -122,6 +146,7 @@ class Home:
             reason = view.lineage.judge_contribution(c, view.head, fresh_seq=True)
             if reason:
                 del self.inbox[key]
+                self._revision += 1
                 view.out.append(DropPayload(key, reason))
 
     # -- what is decided -----------------------------------------------------------------------
@@ -147,10 +172,17 @@ class Home:
             view.out.append(Broadcast(Heads((row,), reply=True)))
         if view.now >= self._close_at(usable):
             self.merging = view.head.digest
-            view.out.append(Merge(view.head.digest, view.head.version + 1, tuple(sorted(usable))))
+            keys = tuple(sorted(fitting(usable)))
+            view.out.append(Merge(view.head.digest, view.head.version + 1, keys))
 
-    def usable(self) -> dict[Key, tuple[Contribution, tuple[UnitPiece, ...]]]:
+    def usable(self) -> Usable:
         """Everything that the next version may list: the inbox and my own."""
+        state = (self._revision, self.contributor.revision, self.view.head.digest)
+        if self._usable is None or self._usable[0] != state:  # asked for several times an event
+            self._usable = (state, self._find_usable())
+        return self._usable[1]
+
+    def _find_usable(self) -> Usable:
         view = self.view
         found = {
             key: (one.contribution, one.pieces)
@@ -162,7 +194,7 @@ class Home:
             found[(own.contribution.peer, seq)] = (own.contribution, own.pieces)
         return found
 
-    def _close_at(self, usable: dict[Key, tuple[Contribution, tuple[UnitPiece, ...]]]) -> float:
+    def _close_at(self, usable: Usable) -> float:
         """When to close with what is there (rules 4 and 9)."""
         view = self.view
         floor = view.seen_at + view.settings.lineage.merge_floor_ms / 1000.0
@@ -224,7 +256,10 @@ class Home:
         self.merging = None
         for key, reason in event.bad:
             if self.inbox.pop(key, None) is not None:
+                self._revision += 1
                 view.out.append(DropPayload(key, reason))
+        if view.now < view.quiet_until:
+            return  # the machine slept over this merge: the others' heads first
         if event.parent != view.head.digest or not event.inputs or not view.may_home():
             return  # the head has changed meanwhile: what came in is merged on the new one
         self.signing = True
@@ -294,3 +329,15 @@ class Home:
         elif mine and self.duty_since is None:
             times.append(max(view.due_at, view.quiet_until))
         return min(times) if times else None
+
+
+def fitting(usable: Usable) -> list[Key]:
+    """What of ``usable`` one commit can list, oldest base first; the rest waits a version."""
+    chosen: list[Key] = []
+    pieces = 0
+    for key in sorted(usable, key=lambda k: (usable[k][0].base, k)):
+        pieces += len(usable[key][1])
+        if chosen and (pieces > COMMIT_PIECES_MAX or len(chosen) >= INPUTS_MAX):
+            break
+        chosen.append(key)
+    return chosen

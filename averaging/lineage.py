@@ -8,17 +8,21 @@ every peer recomputes and checks them (DESIGN.md rules 1, 3, 5, 8 and 10).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from dugnad.averaging.formats import (
+    DIGEST_BYTES,
+    NUMBER_MAX,
     Checkpoint,
     CommitRecord,
     Contribution,
     Input,
     Member,
     SeqRow,
+    UnitPiece,
     genesis_digest,
     inputs_root,
     members_root,
@@ -37,6 +41,16 @@ NEWCOMER_INTERVALS: Final = 3
 _FLIPPED: Final = bytes(range(255, -1, -1))
 CLOCK_AHEAD_MS: Final = 60_000
 """A header may not be dated further ahead of its reader's clock (schedules.md R5)."""
+TOKENS_MAX: Final = 1 << 40
+"""Tokens of one contribution: an hour of the fastest machines is a thousandth of it. Without a
+bound one false claim would carry a lineage's total beyond what a header can hold."""
+SEQS_KEPT_MS: Final = 7 * 24 * 3600 * 1000
+"""A last-seq row of a peer that is no member any more is kept this long. It cannot be listed twice
+by then (staleness ends that after S versions), and the table must not grow with every visitor."""
+ROWS_MAX: Final = 1 << 16
+"""Rows of a checkpoint's table: every key that contributed in a week."""
+RECENT_VERSIONS: Final = 32
+"""Versions below the head whose commits are forgotten last: forks that may still win."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +88,15 @@ class Node:
     listed: dict[tuple[bytes, int], Input] = field(default_factory=dict)
     weights: dict[bytes, int] = field(default_factory=dict)
     """Tokens of this commit per peer, capped by the peer's class."""
+    member_keys: frozenset[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Derive the set of members."""
+        self.member_keys = frozenset(row.peer for row in self.members)
 
     def member(self, peer: bytes) -> bool:
         """Whether ``peer`` is a member after this commit."""
-        return any(row.peer == peer for row in self.members)
+        return peer in self.member_keys
 
 
 class Lineage:
@@ -88,6 +107,8 @@ class Lineage:
         digest = genesis_digest(rules.run, rules.fragment, rules.genesis_theta_root)
         self.genesis = Node(digest, 0, b"", rules.genesis_time_ms, 0, (), {})
         self.nodes: dict[bytes, Node] = {digest: self.genesis}
+        self._better: dict[tuple[bytes, bytes], bool] = {}
+        """Comparisons made since a node came or went: asked for at every event."""
 
     def get(self, digest: bytes) -> Node | None:
         """The node called ``digest``, if it is known."""
@@ -122,10 +143,21 @@ class Lineage:
             reason = self.judge_contribution(one.contribution, parent, fresh_seq=True)
             if reason:
                 return f"one of its inputs is not listable: {reason}"
-            if pieces_root(self.rules.run, one.pieces) != one.contribution.pieces_root:
-                return "the units of an input do not match their root"
-            if piece_tokens(one, self.rules.sequence_tokens) != one.contribution.tokens:
-                return "the tokens of an input do not follow from its units"
+            reason = self.judge_pieces(one.contribution, one.pieces)
+            if reason:
+                return f"one of its inputs is not listable: {reason}"
+            if not all(math.isfinite(value) for value in one.coefficients):
+                return "an input has a coefficient that is not a number"
+            if one.refusal and one.clip:
+                return "a refused input counts in part"
+        return ""
+
+    def judge_pieces(self, c: Contribution, pieces: tuple[UnitPiece, ...]) -> str:
+        """Why ``pieces`` are not the work of ``c``, or ''."""
+        if pieces_root(self.rules.run, pieces) != c.pieces_root:
+            return "its units do not match their root"
+        if piece_tokens(pieces, self.rules.sequence_tokens) != c.tokens:
+            return "its tokens do not follow from its units"
         return ""
 
     def judge_contribution(self, c: Contribution, parent: Node, *, fresh_seq: bool) -> str:
@@ -139,6 +171,8 @@ class Lineage:
             return f"it is stale: made on version {c.base}, the next is {version}"
         if c.steps < 1 or c.tokens < 1:
             return "it holds no work"
+        if c.tokens > TOKENS_MAX:
+            return "it claims more tokens than any machine makes"
         row = parent.seqs.get(c.peer)
         if fresh_seq and row is not None and c.seq <= row.seq:
             return "a contribution of its maker with this or a later number is already listed"
@@ -160,13 +194,20 @@ class Lineage:
     def child(self, record: CommitRecord, digest: bytes, parent: Node) -> Node:
         """The node that ``record`` makes on ``parent``; nothing is judged or stored."""
         header = record.header
-        seqs = dict(parent.seqs)
+        oldest_ms = header.time_ms - SEQS_KEPT_MS
+        seqs = {
+            peer: row
+            for peer, row in parent.seqs.items()
+            if row.time_ms >= oldest_ms or parent.member(peer)
+        }
         weights: dict[bytes, int] = {}
         listed = {(i.contribution.peer, i.contribution.seq): i for i in record.inputs}
         for one in record.inputs:
             c = one.contribution
-            weights[c.peer] = weights.get(c.peer, 0) + self.capped_tokens(c, parent, header.time_ms)
             seqs[c.peer] = SeqRow(c.peer, c.seq, header.time_ms)
+            if not one.refusal:  # one cap for all that a maker has in this commit
+                cap = self.cap(c, parent, header.time_ms)
+                weights[c.peer] = min(weights.get(c.peer, 0) + c.tokens, cap)
         return Node(
             digest=digest,
             version=parent.version + 1,
@@ -185,19 +226,20 @@ class Lineage:
         oldest = version - self.rules.member_versions
         rows = {row.peer: row for row in parent.members if row.version > oldest}
         for one in inputs:
+            if one.refusal:
+                continue
             c = one.contribution
             rows[c.peer] = Member(c.peer, c.speed_class, c.eligible, version)
         return tuple(rows[peer] for peer in sorted(rows))
 
-    def capped_tokens(self, c: Contribution, parent: Node, time_ms: int) -> int:
-        """Tokens of ``c`` that count: at most its class's speed times the time it had."""
+    def cap(self, c: Contribution, parent: Node, time_ms: int) -> int:
+        """Tokens of the maker of ``c`` that count: its class's speed times the time it had."""
         row = parent.seqs.get(c.peer)
         if row is not None:
             had_ms = time_ms - row.time_ms
         else:
             had_ms = NEWCOMER_INTERVALS * (time_ms - parent.time_ms) + self.rules.merge_floor_ms
-        cap = int(class_speed(c.speed_class) * CLASS_SLACK * max(had_ms, 0) / 1000.0)
-        return min(c.tokens, cap)
+        return int(class_speed(c.speed_class) * CLASS_SLACK * max(had_ms, 0) / 1000.0)
 
     def add(self, record: CommitRecord, digest: bytes) -> Node:
         """Store a judged commit and return its node (the known one when it is not new)."""
@@ -206,6 +248,7 @@ class Lineage:
             parent = self.nodes[record.header.parent]
             known = self.child(record, digest, parent)
             self.nodes[digest] = known
+            self._better.clear()
         known.witnesses.update(ack.peer for ack in record.acks)
         return known
 
@@ -220,7 +263,7 @@ class Lineage:
             return "its last-seq table does not match the header"
         if header.inputs_root != inputs_root(run, point.commit.inputs):
             return "its inputs do not match their root"
-        return ""
+        return _rows_fault(point)
 
     def add_checkpoint(self, point: Checkpoint, digest: bytes) -> Node:
         """Store a judged checkpoint as a node whose parent may be unknown."""
@@ -239,6 +282,7 @@ class Lineage:
                 listed={(i.contribution.peer, i.contribution.seq): i for i in point.commit.inputs},
             )
             self.nodes[digest] = known
+            self._better.clear()
         known.witnesses.update(ack.peer for ack in point.commit.acks)
         return known
 
@@ -264,8 +308,14 @@ class Lineage:
 
     def fork_point(self, a: Node, b: Node) -> Node | None:
         """The newest common ancestor of two nodes, if it is known."""
-        mine = {node.digest for node in self.ancestors(a)}
-        return next((node for node in self.ancestors(b) if node.digest in mine), None)
+        one: Node | None = a
+        two: Node | None = b
+        while one is not None and two is not None and one.digest != two.digest:
+            if one.version >= two.version:
+                one = self.nodes.get(one.parent)
+            else:
+                two = self.nodes.get(two.parent)
+        return one if two is not None else None
 
     def weight_since(self, node: Node, fork: Node) -> int:
         """Tokens that members of ``fork`` merged between ``fork`` and ``node``.
@@ -287,6 +337,31 @@ class Lineage:
         """Whether head ``a`` is to be preferred to head ``b`` (rule 10)."""
         if a.digest == b.digest:
             return False
+        key = (a.digest, b.digest)
+        if key not in self._better:
+            self._better[key] = self._judge_heads(a, b)
+        return self._better[key]
+
+    def best(self, heads: Sequence[Node]) -> Node:
+        """The head to prefer among several; at least one is given.
+
+        The voters differ from fork to fork, so "better" alone may run in a circle: a beats b by the
+        members of their fork, b beats c and c beats a by those of an older one. So the youngest
+        forks are decided first, and only the winner stands for its branch. Equal sets of heads
+        have equal winners, in whatever order they are given.
+        """
+        left = sorted({node.digest: node for node in heads}.values(), key=lambda n: n.digest)
+        while len(left) > 2:
+            _, first, second = max(
+                ((fork.version if (fork := self.fork_point(a, b)) else -1), i, j)
+                for i, a in enumerate(left)
+                for j, b in enumerate(left)
+                if i < j
+            )
+            del left[second if self.better(left[first], left[second]) else first]
+        return left[0] if len(left) == 1 or self.better(left[0], left[1]) else left[1]
+
+    def _judge_heads(self, a: Node, b: Node) -> bool:
         fork = self.fork_point(a, b)
         if fork is None:
             return (a.tokens_total, _flip(a.digest)) > (b.tokens_total, _flip(b.digest))
@@ -336,18 +411,44 @@ class Lineage:
         """The oldest version from which ``head``'s chain is known without a gap."""
         return min(node.version for node in self.ancestors(head))
 
-    def prune(self, head: Node) -> list[bytes]:
-        """Forget nodes further below ``head`` than memory holds; returns their digests."""
+    def prune(self, head: Node, keep: Iterable[bytes] = ()) -> list[bytes]:
+        """Forget nodes beyond what memory holds, ``keep`` excepted; returns their digests.
+
+        Those far below ``head`` go first, then what does not lie on its chain: anybody can sign
+        any number of headers.
+        """
         floor = head.version - NODES_MAX // 2
-        gone = [d for d, node in self.nodes.items() if node.version < floor and node.version > 0]
-        if len(self.nodes) - len(gone) > NODES_MAX:
+        stays = {self.genesis.digest, head.digest, *keep}
+        gone = {d for d, node in self.nodes.items() if node.version < floor and d not in stays}
+        excess = len(self.nodes) - len(gone) - NODES_MAX
+        if excess > 0:
+            chain = {node.digest for node in self.ancestors(head)}
             spare = sorted(
-                (n.version, d) for d, n in self.nodes.items() if 0 < n.version < head.version - 32
+                (d in chain, head.version - RECENT_VERSIONS <= n.version, n.version, d)
+                for d, n in self.nodes.items()
+                if d not in gone and d not in stays
             )
-            gone = sorted(set(gone) | {d for _, d in spare[: len(self.nodes) - NODES_MAX]})
+            gone |= {d for *_, d in spare[:excess]}
         for digest in gone:
             del self.nodes[digest]
-        return gone
+        if gone:
+            self._better.clear()
+        return sorted(gone)
+
+
+def _rows_fault(point: Checkpoint) -> str:
+    """Why the tables of a checkpoint are not ones that a lineage could have, or ''."""
+    for rows in (point.members, point.seqs):
+        peers = [row.peer for row in rows]
+        if len(peers) > ROWS_MAX or peers != sorted(set(peers)):
+            return "a table of it is too long or not ascending"
+        if any(len(peer) != DIGEST_BYTES for peer in peers):
+            return "a table of it names a key of the wrong length"
+    if not all(0 <= row.seq <= NUMBER_MAX and row.time_ms >= 0 for row in point.seqs):
+        return "a last seq of it is out of range"
+    if not all(0 < row.version <= point.commit.header.version for row in point.members):
+        return "a member of it contributed at an impossible version"
+    return ""
 
 
 def seq_rows(node: Node) -> tuple[SeqRow, ...]:
@@ -355,9 +456,9 @@ def seq_rows(node: Node) -> tuple[SeqRow, ...]:
     return tuple(node.seqs[peer] for peer in sorted(node.seqs))
 
 
-def piece_tokens(one: Input, sequence_tokens: int) -> int:
-    """Tokens that the units of an input are worth."""
-    return sum(p.stop - p.start for p in one.pieces) * sequence_tokens
+def piece_tokens(pieces: Iterable[UnitPiece], sequence_tokens: int) -> int:
+    """Tokens that the units of a contribution are worth."""
+    return sum(p.stop - p.start for p in pieces) * sequence_tokens
 
 
 def _flip(digest: bytes) -> bytes:

@@ -16,6 +16,8 @@ from dugnad.dht.ids import PeerId
 
 HOLDERS_MAX: Final = 64
 """Peers remembered per commit as having its payload: a full mesh."""
+HOLDERS_DIGESTS_MAX: Final = 512
+"""Commits whose holders are remembered: a full lineage twice over. Peers may name any digest."""
 COMMIT_DELAY_MIN_S: Final = 1.0
 """A home is never passed over sooner: peers on busy cores differ by hundreds of milliseconds."""
 COMMIT_DELAY_MAX_S: Final = 30.0
@@ -71,6 +73,8 @@ class View:
         )
     )
     out: list[Action] = field(default_factory=list)
+    _order: tuple[object, list[PeerId]] | None = None
+    """The last order of succession and what it was computed from."""
 
     @property
     def me(self) -> PeerId:
@@ -98,6 +102,17 @@ class View:
 
     def succession(self) -> list[PeerId]:
         """The order of homes without the lost; where all of it is lost, any live full peer."""
+        state = (
+            self.head.digest,
+            self.may_home(),
+            tuple(self.live.items()),
+            frozenset(self.passed),
+        )
+        if self._order is None or self._order[0] != state:  # asked for several times an event
+            self._order = (state, self._succession())
+        return self._order[1]
+
+    def _succession(self) -> list[PeerId]:
         run, fragment = self.settings.lineage.run, self.settings.lineage.fragment
         able = [peer for peer, can in self.live.items() if can]
         if self.may_home():
@@ -125,6 +140,8 @@ class View:
         if peer == self.me:
             return
         known = self.holders.setdefault(digest, {})
+        while len(self.holders) > HOLDERS_DIGESTS_MAX:
+            self.holders.pop(next(iter(self.holders)))
         if len(known) < HOLDERS_MAX:
             known[peer] = None
 

@@ -155,8 +155,14 @@ class FragmentWorker:
         self, contribution: Contribution, pieces: tuple[UnitPiece, ...], payload: bytes
     ) -> None:
         """Keep a contribution whose root was checked; decoding checks its numbers."""
+        key = (contribution.peer, contribution.seq)
+        if contribution.peer == self.me:
+            raise WorkError("it is my own")
+        known = self.inbox.get(key)
+        if known is not None and known.contribution != contribution:
+            raise WorkError("its maker sent another contribution with this number", lied=True)
         check_contribution(contribution, payload, self.buffers.size)
-        self.inbox[(contribution.peer, contribution.seq)] = Kept(contribution, pieces, payload)
+        self.inbox[key] = Kept(contribution, pieces, payload)
 
     def drop_payload(self, key: Key) -> None:
         """A foreign contribution is not needed any more."""
@@ -253,7 +259,9 @@ class FragmentWorker:
         self._keep_commit(digest, made.commit)
         self.corrections[digest] = made.correction
         while len(self.corrections) > CORRECTIONS_KEPT:
-            self.corrections.pop(next(iter(self.corrections)))
+            oldest = next(iter(self.corrections))
+            del self.corrections[oldest]
+            self.applied.discard(oldest)
 
     # -- following -----------------------------------------------------------------------------
 
@@ -313,7 +321,6 @@ class FragmentWorker:
             if one in self.corrections and one not in self.applied:
                 self.applied.add(one)
                 self.buffers.add_residual(self.corrections[one])
-        self.applied &= set(self.corrections)
         return self.buffers.adopt(self.states[digest])
 
     def drop_state(self, digest: bytes) -> None:

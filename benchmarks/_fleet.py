@@ -16,6 +16,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,23 +88,24 @@ async def serve(peer: Peer) -> None:
         return dict(json.loads(line)) if line else {"do": "end"}
 
     try:
-        _say(await peer.start())
+        await _say(await peer.start())
         await peer.meet((await command())["others"])
-        _say({})
+        await _say({})
         while (heard := await command())["do"] == "round":
             await peer.prepare(heard["number"])
-            _say({"sample": peer.sample(before=True)})
+            await _say({"sample": peer.sample(before=True)})
             begin = (await command())["at"]
             await asyncio.sleep(max(0.0, begin - time.monotonic()))
             await peer.run()
             end = time.monotonic()
-            _say({"end": end, "sample": peer.sample(before=False)})
+            await _say({"end": end, "sample": peer.sample(before=False)})
     finally:
         await peer.close()
 
 
-def _say(what: dict[str, Any]) -> None:
-    print(json.dumps(what), flush=True)
+async def _say(what: dict[str, Any]) -> None:
+    """In a thread: a pipe holds 64 KiB, and others still draw from this peer meanwhile."""
+    await asyncio.to_thread(print, json.dumps(what), flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class Round:
 
     seconds: float
     cpu_seconds: float
+    helper_cpu_seconds: float
     wrong: float
 
 
@@ -119,6 +122,7 @@ class Round:
 class Measured:
     """Medians over the rounds; memory is the largest peer's, all of its processes.
 
+    ``helper_cpu_seconds`` is the share of the processes that peers started (p2pd and others).
     ``peak_mb`` sums the peaks of its processes, in which what forked processes share counts
     several times; ``proportional_mb`` shares that out, after the last round.
     """
@@ -127,6 +131,7 @@ class Measured:
     seconds_low: float
     seconds_high: float
     cpu_seconds: float
+    helper_cpu_seconds: float
     wrong: float
     peak_mb: float
     proportional_mb: float
@@ -137,12 +142,15 @@ class Fleet:
 
     def __init__(self, command: list[str], count: int, log: Path) -> None:
         self._log = log.open("ab")
+        # With threads of its own in each of our threads, numpy's dot made a round 5 times as long.
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
         self._processes = [
             subprocess.Popen(
                 [*command, f"--rank={rank}"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
+                env=environment,
                 text=True,
                 start_new_session=True,
             )
@@ -186,6 +194,7 @@ class Fleet:
             seconds_low=min(seconds),
             seconds_high=max(seconds),
             cpu_seconds=statistics.median(one.cpu_seconds for one in found),
+            helper_cpu_seconds=statistics.median(one.helper_cpu_seconds for one in found),
             wrong=max(one.wrong for one in found),
             peak_mb=max(peak for peak, _ in memory),
             proportional_mb=max(proportional for _, proportional in memory),
@@ -198,10 +207,10 @@ class Fleet:
         begin = time.monotonic() + HEAD_START_S
         self._tell({"at": begin})
         heard = self._hear_all()
-        cpu = self._cpu() - before
+        used = [after - earlier for after, earlier in zip(self._cpu(), before, strict=True)]
         errors = np.abs(np.array([one["sample"] for one in heard]) - mean)
         wrong = float(np.mean(errors > WRONG_BEYOND))
-        return Round(max(one["end"] for one in heard) - begin, cpu, wrong)
+        return Round(max(one["end"] for one in heard) - begin, sum(used), used[1], wrong)
 
     def _tell(self, what: dict[str, Any]) -> None:
         for process in self._processes:
@@ -222,16 +231,16 @@ class Fleet:
             raise RuntimeError(f"a peer ended or fell silent; see {self._log.name}")
         return dict(json.loads(line))
 
-    def _cpu(self) -> float:
-        return sum(_cpu(process.pid) for process in self._processes)
+    def _cpu(self) -> tuple[float, float]:
+        """Seconds of the peers themselves and of what they started."""
+        found = [_cpu(process.pid) for process in self._processes]
+        return sum(own for own, _ in found), sum(helpers for _, helpers in found)
 
 
 class _Watchdog:
     """Kills a peer that says nothing in time, which ends the wait for its line."""
 
     def __init__(self, process: subprocess.Popen[str], deadline: float) -> None:
-        import threading
-
         seconds = max(0.0, deadline - time.monotonic())
         self._timer = threading.Timer(seconds, process.kill)
 
@@ -250,13 +259,16 @@ def _tree(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _cpu(pid: int) -> float:
-    total = 0.0
+def _cpu(pid: int) -> tuple[float, float]:
+    own = helpers = 0.0
     for one in _tree(pid):
         with contextlib.suppress(psutil.NoSuchProcess):
             times = one.cpu_times()
-            total += times.user + times.system
-    return total
+            if one.pid == pid:
+                own += times.user + times.system
+            else:
+                helpers += times.user + times.system
+    return own, helpers
 
 
 def _memory(pid: int) -> tuple[float, float]:

@@ -33,8 +33,8 @@ from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.ports import Stream, StreamEnded
 from dugnad.dht.records import decode, encode, verify_ed25519
 from dugnad.dht.substrate import Substrate, SubstrateConfig
+from dugnad.peer.pull import Puller
 from dugnad.peer.transfer import ContributionServer, PullServer, push
-from dugnad.peer.transferpull import Puller
 
 RUN: Final = RunId(bytes(range(32)))
 COMMITS_PROTOCOL: Final = "/dugnad-bench/commits/1"

@@ -47,7 +47,9 @@ def main() -> None:
         chosen.append(HIVEMIND_8BIT)
     results: dict[str, Measured] = {}
     print(f"{options.peers} peers, {options.params:,} parameters, {options.rounds} rounds")
-    print("                    seconds (low to high)   CPU s/GB   peak MB   proportional MB")
+    print(
+        "                    seconds (low to high)   CPU s/GB (helpers)   peak MB  proportional MB"
+    )
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         for name in chosen:
             try:
@@ -114,9 +116,10 @@ def row(options: argparse.Namespace, name: str, found: Measured) -> str:
     """A line of the table."""
     wrong = f"   {found.wrong:.1%} NOT AVERAGED" if found.wrong else ""
     per_gb = found.cpu_seconds / gigabytes(options)
+    helpers = found.helper_cpu_seconds / gigabytes(options)
     return (
         f"{name:18} {found.seconds:7.3f} ({found.seconds_low:.3f} to {found.seconds_high:.3f})"
-        f" {per_gb:10.2f} {found.peak_mb:9.0f} {found.proportional_mb:12.0f}{wrong}"
+        f" {per_gb:10.2f} {helpers:9.2f} {found.peak_mb:9.0f} {found.proportional_mb:12.0f}{wrong}"
     )
 
 

@@ -173,6 +173,8 @@ class Learner:
                 await asyncio.sleep(EXCHANGE_SECONDS / FRAGMENTS / 5)
         await self.trainer.stop()
         self.trainer.close()
+        if len(self.heard) < WARM_UP_STEPS + 2:
+            raise SystemExit(f"only {len(self.heard)} steps in {seconds} s: give --seconds more")
         (begin, begin_cpu, _), *rest = self.heard[WARM_UP_STEPS:]
         end, end_cpu, _ = rest[-1]
         tokens = sum(step.tokens for _, _, step in rest)
@@ -204,7 +206,7 @@ def plain_loop(config: ModelConfig, path: Path, seconds: float, threads: int) ->
     step = 0
     begin = end = time.perf_counter()
     begin_cpu = 0.0
-    while end - begin < seconds:
+    while end - begin < seconds or step < WARM_UP_STEPS + 2:
         if step == WARM_UP_STEPS:
             begin, begin_cpu = time.perf_counter(), time.process_time()
         picked = order[step * BATCH_SEQUENCES % (len(order) - BATCH_SEQUENCES) :][:BATCH_SEQUENCES]

@@ -13,11 +13,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+# Before numpy is loaded: one thread, as promised above; its own would only wait for each other.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
 import torch

@@ -61,7 +61,8 @@ class SubstrateConfig:
 
     `runtime` is a private folder for Unix sockets (a short path); it is made with mode 0700 and
     leftovers of an earlier process are removed from it. `port` 0 means any free port, kept across
-    restarts.
+    restarts. With `quic` p2pd may connect a pair through it, and then the end of a killed peer is
+    only noticed by its silence; over TCP the kernel tells at once.
     """
 
     identity: Path
@@ -73,6 +74,7 @@ class SubstrateConfig:
     nat_port_map: bool = False
     outbound_only: bool = False
     relay: bool = False
+    quic: bool = True
     address_book: bool = True
     clock_offset_s: float = 0.0
 
@@ -282,7 +284,7 @@ class Substrate:
             binary=binary,
             identity=config.identity.absolute(),
             folder=config.runtime.absolute(),
-            listen=() if config.outbound_only else listen_addresses(hosts, self.port, self.port),
+            listen=() if config.outbound_only else self._places(hosts),
             announce=config.announce,
             nat_port_map=config.nat_port_map,
             relay=config.relay,
@@ -293,6 +295,11 @@ class Substrate:
         if config.address_book:
             await self._start_book(f"/unix{settings.socket_path}")
         log.info("p2pd runs: pid=%s port=%s", self._p2pd.pid, self.port)
+
+    def _places(self, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        """Where p2pd listens: TCP, and QUIC on the same port unless it is switched off."""
+        both = listen_addresses(hosts, self.port, self.port)
+        return both if self.config.quic else both[::2]
 
     async def _start_book(self, control_address: str) -> None:
         try:

@@ -161,7 +161,7 @@ def _points(store: Store, fragment: int) -> tuple[Checkpoint, ...]:
 def restore(
     store: Store, files: AnchorFiles, run: RunId, fragment: int
 ) -> tuple[Restored | None, list[str]]:
-    """Where a fragment stood, if anchors and tables of one head are both there; and what was bad."""
+    """Where a fragment stood, if anchors and tables of one head are there; and what was bad."""
     loaded = files.load(fragment)
     notes = [f"{one.path.name} is skipped: {one.reason}" for one in loaded.skipped]
     if loaded.anchor is None:

@@ -22,8 +22,8 @@ from dugnad.averaging.worker import Commit, FragmentWorker, Progress, WorkError
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.ports import TransportError
 from dugnad.dht.records import Signer, encode
+from dugnad.peer.pull import PullError
 from dugnad.peer.store import Promise
-from dugnad.peer.transfer import PullError
 
 LANE_MAX: Final = 256
 """Jobs waiting in one lane; the cores ask for a handful at a time."""

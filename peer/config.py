@@ -56,6 +56,8 @@ class Settings:
     """A label that others see; empty means three words from the key."""
     outbound_only: bool = False
     """Take no connections: contribute over streams that this peer opens, never be a home."""
+    quic: bool = False
+    """Also listen on QUIC, for networks that block TCP; it is slower, and losses are seen later."""
     control_port: int = 0
     """Port of the control API on 127.0.0.1; 0 takes a free one."""
     dashboard: bool = False
@@ -268,6 +270,7 @@ _PARSERS: Final[Mapping[str, Callable[[object], object]]] = {
     "cpu_share": _as_share,
     "name": _as_name,
     "outbound_only": _as_bool,
+    "quic": _as_bool,
     "control_port": lambda raw: _as_number(raw, int, 0, _PORT_MAX),
     "dashboard": _as_bool,
     "yes": _as_bool,
@@ -279,6 +282,7 @@ _WANTED: Final[Mapping[str, str]] = {
     "cpu_share": "a share from 0.01 to 1, for example 0.5",
     "name": f"a name of at most {NAME_CHARS_MAX} visible characters",
     "outbound_only": "true or false",
+    "quic": "true or false",
     "control_port": f"a port from 0 to {_PORT_MAX}",
     "dashboard": "true or false",
     "yes": "true or false",

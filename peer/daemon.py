@@ -137,6 +137,7 @@ class Daemon:
             announce=settings.announce,
             seeds=tuple(seeds),
             outbound_only=settings.outbound_only,
+            quic=settings.quic,
         )
 
     def _hooks(self) -> SwarmHooks:

@@ -39,7 +39,7 @@ from dugnad.peer.demoreport import (
     print_results,
     results_json,
 )
-from dugnad.peer.demosettle import Agreement
+from dugnad.peer.demosettle import Agreement, board_difference
 from dugnad.peer.demoswarm import KILLED_S, DemoPeer, DemoSwarm, Look
 from dugnad.peer.demoview import DemoView, scene
 from dugnad.peer.errors import EXIT_FAILURE, EXIT_OK, UserError
@@ -268,8 +268,10 @@ class Demo:
             raise UserError("E005", "no survivor answers", f"look into {self._folder}")
         difference = agreement.difference()
         self._view.say(difference or "all survivors hold the same digests")
-        board = agreement.board
-        return _Settled(figures(statuses), agreement.digests_equal, difference, board)
+        if not agreement.board:
+            boards = {p.name: p.last.board for p in names.values() if p.last and p.last.board}
+            self._view.say(f"leaderboards differ: {board_difference(boards) or 'never at once'}")
+        return _Settled(figures(statuses), agreement.digests_equal, difference, agreement.board)
 
     async def _judge(
         self, text: Text, swarm: SwarmFigures

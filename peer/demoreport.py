@@ -1,18 +1,20 @@
 """What the demo found out: the numbers, the verdict, and how both are printed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final, TextIO
 
 import msgspec
 
+from dugnad.peer.demoplan import UNIT_SEQUENCES
 from dugnad.peer.leaderboard import print_board, read_board
 from dugnad.peer.render import pairs
 from dugnad.peer.views import Status, printable
 
 SAMPLE_CHARS_MAX: Final = 400
 COVERED_STATES: Final = ("listed", "settled")
+"""Where a peer does not count its covered units itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +72,15 @@ def figures(statuses: Sequence[Status]) -> SwarmFigures:
     """One account from those of all survivors, at least one.
 
     Each counts from its own start, and the late peer has seen less: so the most of what is counted,
-    and the median of the usual interval.
+    and the median of the usual interval. What was trained twice, everybody knows of itself only.
     """
     takeovers = [s.last_takeover_s for s in statuses if s.last_takeover_s is not None]
     return SwarmFigures(
         tokens=max(s.swarm_tokens for s in statuses),
         merges=max(s.merges for s in statuses),
-        units_covered=max(sum(s.units.get(k, 0) for k in COVERED_STATES) for s in statuses),
-        units_lost=max(s.units.get("lost", 0) for s in statuses),
-        units_twice=max(s.units.get("twice", 0) for s in statuses),
+        units_covered=max(_covered(s.units) for s in statuses),
+        units_lost=max(s.units.get("lost", s.units.get("given_up", 0)) for s in statuses),
+        units_twice=_twice([s.units for s in statuses]),
         longest_gap_s=max(s.longest_gap_s for s in statuses),
         interval_s=median(s.interval_s for s in statuses),
         takeover_s=max(takeovers, default=None),
@@ -123,7 +125,7 @@ def summary(results: Results) -> str:
         ),
         (
             "merges",
-            f"one every {r.interval_s:.2f} s, longest gap {r.longest_gap_s:.2f} s"
+            f"of a fragment every {r.interval_s:.2f} s, longest gap {r.longest_gap_s:.2f} s"
             + (f" ({r.longest_gap_s / r.interval_s:.1f} intervals)" if r.interval_s else ""),
         ),
     ]
@@ -158,6 +160,17 @@ def print_results(results: Results, stream: TextIO, now_ms: int) -> None:
 def results_json(results: Results) -> bytes:
     """The results as indented JSON with a line's end."""
     return msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n"
+
+
+def _covered(units: Mapping[str, int]) -> int:
+    return units.get("covered", sum(units.get(state, 0) for state in COVERED_STATES))
+
+
+def _twice(accounts: Sequence[Mapping[str, int]]) -> int:
+    """Units trained twice, parts of units rounded up."""
+    sequences = sum(units.get("twice_sequences", 0) for units in accounts)
+    counted = max(units.get("twice", 0) for units in accounts)
+    return max(counted, -(-sequences // UNIT_SEQUENCES))
 
 
 def _control(results: Results) -> str:

@@ -5,11 +5,16 @@ of the same instant. A fragment is agreed when all have shown the same digest fo
 is no older than any was at the first look.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 SHOWN_MAX: Final = 4096
 """Snapshots kept: fifteen seconds, a few looks a second, 16 peers."""
+
+FIELDS_TOLD: Final = 3
+"""Fields named when leaderboards differ: the first ones show where to look."""
+FIELD_CHARS_MAX: Final = 40
+"""Of a field's value: a digest's or a key's beginning is enough."""
 
 
 class Agreement:
@@ -68,3 +73,31 @@ class Agreement:
         shown[peer] = digest  # the latest word counts: a fork may have been settled since
         if shown.keys() >= self._peers and len(set(shown.values())) == 1:
             self._agreed[fragment] = version
+
+
+def board_difference(boards: Mapping[str, Mapping[str, object]]) -> str:
+    """Where the leaderboards of peers (by name) differ, as a sentence; '' when they do not.
+
+    They may be of different moments. The first few fields are told.
+    """
+    flat = {peer: dict(_fields("", board)) for peer, board in boards.items()}
+    keys = sorted({key for fields in flat.values() for key in fields})
+    parts = []
+    for key in keys:
+        shown = {peer: fields.get(key, "none") for peer, fields in flat.items()}
+        if len(set(shown.values())) > 1:
+            parts.append(f"{key} " + ", ".join(f"{peer}: {shown[peer]}" for peer in sorted(shown)))
+    more = f"; and {len(parts) - FIELDS_TOLD} more" if len(parts) > FIELDS_TOLD else ""
+    return "; ".join(parts[:FIELDS_TOLD]) + more
+
+
+def _fields(path: str, value: object) -> Iterator[tuple[str, str]]:
+    """Path and text of each plain value in JSON."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _fields(f"{path}.{key}" if path else str(key), inner)
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _fields(f"{path}[{number}]", inner)
+    else:
+        yield path, str(value)[:FIELD_CHARS_MAX]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 import psutil
@@ -46,6 +46,9 @@ _LEASHED: Final = (
     "from dugnad.peer.cli import main; main()"
 )
 
+PROGRAM: Final = (sys.executable, "-P", "-c", _LEASHED)
+"""`dugnad`, of the same installation as the demo."""
+
 
 def peer_environment(runtime: Path) -> dict[str, str]:
     """The environment of a peer: no setting of the user's own, sockets in `runtime`, one thread."""
@@ -70,9 +73,15 @@ class Look:
 
 
 class DemoPeer:
-    """One daemon. `number` counts from 1; `launch` starts it once."""
+    """One daemon. `number` counts from 1; `launch` starts `program` once."""
 
-    def __init__(self, number: int, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        number: int,
+        folder: Path,
+        environment: Mapping[str, str],
+        program: Sequence[str] = PROGRAM,
+    ) -> None:
         self.number = number
         self.home = Home(folder / f"peer-{number}")
         self.log = folder / f"peer-{number}.log"
@@ -82,6 +91,7 @@ class DemoPeer:
         self.last: Look | None = None
         self.listed_after_s: float | None = None
         self._environment = dict(environment)
+        self._program = program
         self._process: asyncio.subprocess.Process | None = None
         self._family: set[psutil.Process] = set()
         self._heard = 0
@@ -110,18 +120,23 @@ class DemoPeer:
         arguments = [command, argument, "--yes", "--home", str(self.home.root)]
         arguments += ["--listen", "127.0.0.1:0", "--threads", "1", "--cpu-share", f"{cpu_share}"]
         with self.log.open("wb") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",
-                "-c",
-                _LEASHED,
-                *arguments,
-                env=self._environment,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C comes to the demo, which ends its peers in order
-            )
+            starting = asyncio.create_task(self._exec(arguments, log))
+            try:
+                self._process = await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                self._process = await starting  # a process that nobody knew could not be stopped
+                raise
+
+    async def _exec(self, arguments: list[str], log: BinaryIO) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *self._program,
+            *arguments,
+            env=self._environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C comes to the demo, which ends its peers in order
+        )
 
     def link(self) -> str | None:
         """The line to share, once the daemon has printed it."""
@@ -195,6 +210,7 @@ class DemoPeer:
         for child in living(self._family):
             with contextlib.suppress(psutil.Error):
                 child.kill()
+        await self.wait_for_family(KILLED_S)
 
     def sockets_left(self) -> int:
         """Files in its folder for sockets; a daemon that left in order leaves none."""
@@ -229,15 +245,17 @@ class DemoPeer:
 class DemoSwarm:
     """All peers of the demo, the late one included, in the order in which they were launched."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: Sequence[str] = PROGRAM) -> None:
         self.folder = folder
+        self._program = program
         self.peers: list[DemoPeer] = []
         self._environment = peer_environment(folder / "s")
 
     def add(self) -> DemoPeer:
         """A new peer, not launched yet."""
         (self.folder / "s").mkdir(mode=0o700, exist_ok=True)
-        peer = DemoPeer(len(self.peers) + 1, self.folder, self._environment)
+        number = len(self.peers) + 1
+        peer = DemoPeer(number, self.folder, self._environment, self._program)
         self.peers.append(peer)
         return peer
 

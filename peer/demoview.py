@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 PLAIN_EVERY_S: Final = 5.0
 """Between two lines of progress where there is no terminal."""
 EVENTS_SHOWN: Final = 10
-EVENT_CHARS_MAX: Final = 110
+EVENT_CHARS_MAX: Final = 200
 SAME_EVENT_S: Final = 10.0
 """Peers see the same things: what one has told is not told again by another for so long."""
 REMEMBERED_MAX: Final = 512
-QUIET_KINDS: Final = frozenset({"merge", "merged", "commit", "listed", "unit", "claim", "progress"})
+QUIET_KINDS: Final = frozenset({"merge", "merged", "commit", "unit", "claim", "progress"})
 """Events of every second; the table's numbers show them."""
 
 

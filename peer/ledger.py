@@ -17,8 +17,8 @@ from dugnad.averaging.creditchain import CreditError
 from dugnad.averaging.formats import Ack, CommitRecord
 from dugnad.averaging.lineage import Lineage, Node
 from dugnad.dht.ids import PeerId
+from dugnad.peer.pull import PullError
 from dugnad.peer.storethread import StoreThread
-from dugnad.peer.transfer import PullError
 
 BACK_MAX: Final = 30
 """Commits handed to the fold at each adoption: as far as it can undo."""
@@ -70,6 +70,8 @@ class Ledger:
             return False
         while chain[0][1].header.version > 1 and len(chain) < HISTORY_MAX:
             parent = chain[0][1].header.parent
+            if not peers:
+                return False
             try:
                 older = await fetch(peers, fragment, parent, PAGE)
             except PullError:

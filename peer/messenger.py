@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 from dugnad.averaging.formats import MESSAGE_BYTES_MAX, Heads, Message, Witness
 from dugnad.dht.frames import FrameError, read_frame, write_frame
 from dugnad.dht.ids import PeerId, RunId, short
-from dugnad.dht.ports import Stream, StreamEnded, Transport, TransportError
+from dugnad.dht.ports import Stream, Transport, TransportError
 from dugnad.dht.records import RecordError, Verifier, encode
 from dugnad.peer.messagecheck import (
     CheckedRecords,
@@ -217,7 +217,7 @@ class Messenger:
         self._closed = True
         for peer in tuple(self._links):
             self.peer_down(peer)
-        for task in self._readers:
+        for task in (*self._tasks, *self._readers):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._readers, return_exceptions=True)
 
@@ -274,32 +274,39 @@ class Messenger:
             since = self._clock()
             try:
                 stream = await self._transport.open(link.peer, EXCHANGE_PROTOCOL, OPEN_S)
-                await self._pump(link, stream)
             except TransportError as error:
-                log.debug("messages to %s stopped: %s", short(link.peer), error)
+                log.debug("no stream to %s: %s", short(link.peer), error)
+            else:
+                await self._pump(link, stream)
             if self._clock() - since > BACKOFF_MAX_S + OPEN_S:
                 pause = BACKOFF_FIRST_S
             await asyncio.sleep(pause)
             pause = min(2 * pause, BACKOFF_MAX_S)
 
     async def _pump(self, link: _Link, stream: Stream) -> None:
-        """Writes messages until the stream ends: always StreamEnded, unless cancelled."""
-        reason = "it ended"
+        """Writes messages until the stream ends."""
+        # No TaskGroup: a child that fails while we are cancelled would hide the cancellation.
+        tasks = (
+            self._own(_until_end(stream), f"end of the stream to {short(link.peer)}"),
+            self._own(self._write(link, stream), f"writes to {short(link.peer)}"),
+        )
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_until_end(stream), name=f"end of {short(link.peer)}")
-                group.create_task(self._write(link, stream), name=f"writes to {short(link.peer)}")
-        except* TransportError as errors:
-            reason = str(errors.exceptions[0])
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stream.abort()
-        raise StreamEnded(reason)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write(self, link: _Link, stream: Stream) -> None:
         while True:
             if link.unsent is None:
                 link.unsent = await link.outbox.first()
-            await write_frame(stream, link.unsent)
+            try:
+                await write_frame(stream, link.unsent)
+            except TransportError as error:
+                log.debug("messages to %s stopped: %s", short(link.peer), error)
+                return
             self.counts.sent += 1
             self.counts.sent_bytes += len(link.unsent)
             link.unsent = None
@@ -414,6 +421,8 @@ class Messenger:
 
 
 async def _until_end(stream: Stream) -> None:
-    """Notices the end of a stream on which the other side has nothing to say: StreamEnded."""
-    await stream.read(1)
-    raise StreamEnded(f"{short(stream.peer)} wrote on a stream that is ours")
+    """Notices the end of a stream on which the other side has nothing to say (or says it)."""
+    try:
+        await stream.read(1)
+    except TransportError as error:
+        log.debug("the stream to %s ended: %s", short(stream.peer), error)

@@ -164,6 +164,14 @@ class _Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.key == key and 0 <= age < FRESH_DAYS * _MS_PER_DAY
 
 
+def cached(cache_dir: Path, threads: int) -> Probe | None:
+    """What `measure` would return without measuring anything; None when it would have to."""
+    cache = _load(cache_dir / _CACHE_NAME)
+    if cache is None or not cache.holds(cache_key(threads), _now_ms()):
+        return None
+    return _refreshed(cache.probe, cache_dir, None)
+
+
 async def measure(cache_dir: Path, threads: int, model: ModelConfig | None = None) -> Probe:
     """What this machine can do with `threads` threads, and how fast it trains `model`.
 

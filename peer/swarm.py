@@ -60,7 +60,9 @@ class Swarm:
 
     def seeds(self) -> list[PeerId]:
         """Peers of the seeds that answered."""
-        found = [parse_address(one.address).peer for one in self.reports if one.ok]
+        found = [
+            parse_address(one.address).peer for one in self.reports if one.ok
+        ]
         return list(dict.fromkeys(peer for peer in found if peer is not None))
 
     async def start(self, run: RunId, advert: Advert, admitted: frozenset[PeerId] | None) -> None:
@@ -80,7 +82,10 @@ class Swarm:
 
     def know(self, address: str, source: str) -> None:
         """Tell the roster of an address somebody named."""
-        peer = parse_address(address).peer
+        try:
+            peer = parse_address(address).peer
+        except ValueError:
+            return  # a remembered file or a foreign advert with something else in it
         if peer is not None and self.shell is not None:
             self.shell.feed(Known(peer, (address,), source))
 

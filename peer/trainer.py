@@ -174,19 +174,22 @@ class Trainer:
             self._regions = _Regions(*(Region.create(n, count) for n in ("out", "in", "anchor")))
         regions = self._regions
         _fill(regions.anchor.array, theta)
-        self._process = process = LearnerProcess(self._heard)
+        process = LearnerProcess(self._heard)
         self.outstanding = 0
         fds = RegionFds(regions.out.fd, regions.inward.fd, regions.anchor.fd)
         with self.plan.tokens.open("rb") as tokens:
-            await process.launch(
-                (tokens.fileno(), fds.out, fds.inward, fds.anchor), self.plan.threads
-            )
+            inherited = (tokens.fileno(), fds.out, fds.inward, fds.anchor)
+            await process.launch(inherited, self.plan.threads)
+            self._process = process
+            started = False
             try:
-                ready = process.ask(self._start_message(tokens.fileno(), fds))
-                return await asyncio.wait_for(answer(ready, Ready), START_SECONDS_MAX)
-            except BaseException:
-                await process.stop(0.0)
-                raise
+                asked = process.ask(self._start_message(tokens.fileno(), fds))
+                ready = await asyncio.wait_for(answer(asked, Ready), START_SECONDS_MAX)
+                started = True
+            finally:
+                if not started:
+                    await process.stop(0.0)
+        return ready
 
     async def restart(self, theta: Vector, micro_batch: int = 0) -> Ready:
         """End the process if it runs and start anew from `theta`; Adam's moments and the queue are

@@ -1,7 +1,7 @@
 """Handing bulk data over: contributions to a home, and whatever a peer holds to those who pull it.
 
 `push` and `ContributionServer` are the two ends of CONTRIBUTE, `PullServer` is the serving end of
-PULL; `dugnad.peer.transferpull` is the other. Frames and bounds are in `dugnad.peer.transferwire`.
+PULL; `dugnad.peer.pull` is the other. Frames and bounds are in `dugnad.peer.transferwire`.
 """
 
 from __future__ import annotations
@@ -62,6 +62,9 @@ from dugnad.peer.transferwire import (
     byte_bounds,
     off_loop,
     plain,
+)
+from dugnad.peer.transferwire import (
+    PullError as PullError,
 )
 
 SizeOf = Callable[[int, str], int | None]

@@ -16,10 +16,14 @@ import numpy as np
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
 from dugnad.averaging.speed import class_speed
+from dugnad.dht.advert import ROWS_MAX, Device, Speed
 from dugnad.dht.ids import PeerId
 from dugnad.peer import clock
+from dugnad.peer.addressbook import SHARDS, look_up, publish
 from dugnad.peer.averager import LearnerAway
+from dugnad.peer.config import usable_cores
 from dugnad.peer.learner.process import LearnerGone
+from dugnad.peer.probe import Probe, ProbeError, cached, measure
 from dugnad.peer.training import flat
 from dugnad.peer.units import Interval, Participants, SwarmSpeed
 
@@ -42,6 +46,12 @@ ALONE_S: Final = 4.0
 JOIN_ALONE_S: Final = 20.0
 REMEMBER_S: Final = 30.0
 """Peers met are written down this often."""
+BOOK_S: Final = 120.0
+"""Between two looks into the address book, and two renewals of our own entry."""
+SHARDS_A_LOOK: Final = 4
+"""Shards read in one look; all 16 in eight minutes."""
+PROBE_AFTER_S: Final = 120.0
+"""A machine that was never measured is measured once training has run this long."""
 GAPS_KEPT: Final = 64
 
 
@@ -70,6 +80,9 @@ class Vitals:
         self._roster_changed = True
         self._members: bytes = b""
         self._evaluating = False
+        self._probed = self._advertise_probe(cached(daemon.home.root, usable_cores()))
+        self._shard = daemon.identity.peer[0] % SHARDS
+        self._next["book"] = clock.now() + 5.0
 
     async def run(self) -> None:
         """Do what is due, until cancelled."""
@@ -97,12 +110,56 @@ class Vitals:
             daemon.own(self._evaluate(), "evaluate")
         if self._due("remember", REMEMBER_S, now):
             self._remember_peers()
-        if daemon.ledger.lacking and daemon.averager.live() and self._due("history", 2.0, now):
+        if not self._probed and now - daemon.started_at > PROBE_AFTER_S:
+            self._probed = True
+            daemon.own(self._probe(), "probe")
+        if self._due("book", BOOK_S, now):
+            daemon.own(self._use_address_book(), "address book")
+        if daemon.ledger.lacking and self._due("history", 2.0, now):
             daemon.own(self._complete_history(), "history")
         substrate = daemon.swarm.substrate
         if substrate.died.done() and self._due("p2pd", 2.0, now):
             daemon.note("network", f"p2pd ended: {substrate.died.result()[-200:]}; it is restarted")
             daemon.own(self._restart_network(), "restart p2pd")
+
+    async def _use_address_book(self) -> None:
+        """Renew our entry, and learn of peers that nobody named yet."""
+        daemon = self.daemon
+        roster, substrate = daemon.swarm.roster, daemon.swarm.substrate
+        if roster is None or not daemon.averager.live():
+            return
+        await substrate.meet(daemon.averager.live())
+        await publish(substrate, daemon.run_id, roster.my_advert)
+        for _ in range(SHARDS_A_LOOK):
+            self._shard = (self._shard + 1) % SHARDS
+            for advert in await look_up(substrate, daemon.run_id, self._shard):
+                if advert.peer != daemon.identity.peer and advert.peer not in roster.known():
+                    for address in advert.addresses:
+                        daemon.swarm.know(address, "address book")
+
+    async def _probe(self) -> None:
+        """Measure a machine that was never measured, and say so in the advert."""
+        try:
+            found = await measure(self.daemon.home.root, usable_cores())
+        except ProbeError as error:
+            self.daemon.note("probe", f"this machine could not be measured: {error}")
+            return
+        self._advertise_probe(found)
+
+    def _advertise_probe(self, found: Probe | None) -> bool:
+        """Put measured devices and speeds into the advert; whether there were any."""
+        if found is None:
+            return False
+        devices = tuple(
+            Device(one.kind, one.name[:48], one.count, one.memory_bytes) for one in found.devices
+        )
+        speeds = tuple(Speed(name, value) for name, value in sorted(found.flops.items()))
+        self.daemon.swarm.advertise(
+            devices=devices[:ROWS_MAX],
+            speeds=speeds[:ROWS_MAX],
+            memory_bytes=found.memory_total,
+        )
+        return True
 
     async def _restart_network(self) -> None:
         await self.daemon.swarm.substrate.restart()

@@ -19,7 +19,7 @@ from dugnad.averaging.worker import FragmentWorker
 from dugnad.dht.ids import PeerId
 
 if TYPE_CHECKING:
-    from dugnad.simulation.world import SimPeer
+    from dugnad.simulation.people import SimPeer
 
 TOLERANCE: Final = 1e-4
 """Relative error of the conservation law: float32 rounding of thousands of steps."""

@@ -11,141 +11,43 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
 from dugnad.averaging.buffers import AnchorState
-from dugnad.averaging.codecs import CODECS
 from dugnad.averaging.exchange import Exchange
 from dugnad.averaging.fragments import Group
-from dugnad.averaging.lineage import LineageRules
 from dugnad.averaging.outer import bits_of
-from dugnad.averaging.tree import Vector, array_root
+from dugnad.averaging.speed import speed_class
+from dugnad.averaging.tree import array_root
 from dugnad.averaging.view import ExchangeSettings
 from dugnad.averaging.worker import FragmentRules, FragmentWorker, Progress, WorkError
-from dugnad.dht.ids import PeerId, RunId
+from dugnad.dht.ids import PeerId
 from dugnad.simulation.checks import Checks, Violation
+from dugnad.simulation.network import Network, message_events
+from dugnad.simulation.people import Disk, SimFragment, SimPeer, SimSigner, peer_of, seal
+from dugnad.simulation.settings import RUN, SEQUENCE_TOKENS, WALL_START_S, Weather, WorldSettings
+from dugnad.simulation.story import told
 
-RUN: Final = RunId(hashlib.sha256(b"simulated run").digest())
-SEQUENCE_TOKENS: Final = 16
-WALL_START_S: Final = 1_700_000_000.0
-STORY_MAX: Final = 400
-"""Lines of a peer's story kept for a violation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weather:
-    """How bad the network and the machines are. Seconds and probabilities."""
-
-    latency_low_s: float = 0.005
-    latency_high_s: float = 0.15
-    loss: float = 0.0
-    """A control message vanishes (a stream that broke and came back)."""
-    duplication: float = 0.0
-    send_loss: float = 0.0
-    """A contribution's stream breaks; half of the time after the payload arrived."""
-    fetch_loss: float = 0.0
-    detect_low_s: float = 0.02
-    detect_high_s: float = 0.5
-    job_high_s: float = 0.1
-    """Merging, encoding and signing take up to this long."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorldSettings:
-    """One simulated swarm."""
-
-    seed: int
-    peers: int = 4
-    fragments: int = 1
-    size: int = 24
-    interval_s: float = 4.0
-    merge_floor_s: float = 0.5
-    step_s: float = 0.25
-    codec: str = "int8"
-    rule: str = "mean"
-    eta: float = 0.7
-    mu: float = 0.5
-    staleness: int = 2
-    horizon: int = 4
-    member_versions: int = 8
-    weather: Weather = Weather()
-
-
-def peer_of(number: int) -> PeerId:
-    """The key of simulated peer ``number``."""
-    return PeerId(hashlib.sha256(f"peer {number}".encode()).digest())
-
-
-def seal(peer: PeerId, message: bytes) -> bytes:
-    """A stand-in for a signature: 64 bytes that depend on the peer and the message."""
-    one = hashlib.sha256(peer + message).digest()
-    return one + one
-
-
-@dataclass(frozen=True, slots=True)
-class SimSigner:
-    """Signs with :func:`seal`."""
-
-    peer: PeerId
-
-    def sign(self, message: bytes) -> bytes:
-        """The stand-in signature of ``message``."""
-        return seal(self.peer, message)
-
-
-@dataclass(slots=True)
-class Disk:
-    """What survives a crash: promises and the newest seq, per fragment."""
-
-    seqs: dict[int, int] = field(default_factory=dict)
-    headers: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
-    """(fragment, parent) -> the header signed on top of it."""
-
-
-@dataclass(slots=True)
-class SimFragment:
-    """One fragment of one peer: core, numbers, and the learner's part of it."""
-
-    core: Exchange
-    worker: FragmentWorker
-    theta: Vector
-    progress: np.ndarray
-    """All inner progress since the start (G of the invariant), float64."""
-    rounding: np.ndarray
-    """Rounding of own merges that stands in the residual without being progress."""
-    given_up: np.ndarray
-    """Progress listed in a lineage that was left more than F versions deep, without its join."""
-    head: bytes
-    steps_handed: int = 0
-    pieces: deque[fm.UnitPiece] = field(default_factory=deque)
-    timer: int = 0
-    events: int = 0
-
-
-@dataclass(slots=True)
-class SimPeer:
-    """One simulated daemon with its learner."""
-
-    number: int
-    peer: PeerId
-    rng: random.Random
-    disk: Disk
-    fragments: list[SimFragment]
-    alive: bool = True
-    frozen_until: float = 0.0
-    step: int = 0
-    step_s: float = 0.25
-    live: set[PeerId] = field(default_factory=set)
-    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_MAX))
-    born: int = 0
-    """Counts restarts: what was scheduled for an earlier life is dropped."""
+__all__ = [
+    "RUN",
+    "SEQUENCE_TOKENS",
+    "WALL_START_S",
+    "Disk",
+    "SimFragment",
+    "SimPeer",
+    "SimSigner",
+    "Violation",
+    "Weather",
+    "World",
+    "WorldSettings",
+    "message_events",
+    "peer_of",
+    "seal",
+]
 
 
 class World:
@@ -157,8 +59,7 @@ class World:
         self.heap: list[tuple[float, int, Callable[[], None]]] = []
         self.counter = 0
         self.peers: dict[PeerId, SimPeer] = {}
-        self.links: dict[tuple[PeerId, PeerId], random.Random] = {}
-        self.blocked: set[tuple[PeerId, PeerId]] = set()
+        self.net = Network(settings.weather, self.rng)
         self.trace = hashlib.sha256()
         self.checks = Checks(settings.size, settings.horizon)
         self.genesis = [self._genesis(p) for p in range(settings.fragments)]
@@ -206,22 +107,11 @@ class World:
     def _fragment(self, sim: SimPeer, p: int) -> SimFragment:
         s = self.settings
         anchor = self.genesis[p]
-        lineage = LineageRules(
-            run=RUN,
-            fragment=p,
-            staleness=s.staleness,
-            horizon=s.horizon,
-            member_versions=s.member_versions,
-            merge_floor_ms=int(s.merge_floor_s * 1000),
-            genesis_theta_root=array_root(anchor.theta),
-            genesis_time_ms=int(WALL_START_S * 1000) - 60_000,
-            sequence_tokens=SEQUENCE_TOKENS,
-        )
         eta, mu = bits_of(s.eta), bits_of(s.mu)
         core = Exchange(
             ExchangeSettings(
                 me=sim.peer,
-                lineage=lineage,
+                lineage=s.lineage(p, array_root(anchor.theta)),
                 eta_bits=eta,
                 mu_bits=mu,
                 can_home=True,
@@ -258,9 +148,9 @@ class World:
 
     def _meet(self, a: SimPeer, b: SimPeer) -> None:
         for one, two in ((a, b), (b, a)):
-            if (one.peer, two.peer) in self.blocked or (two.peer, one.peer) in self.blocked:
+            if self.net.is_cut(one.peer, two.peer):
                 continue
-            delay = self._link(one.peer, two.peer).uniform(0.0, 0.5)
+            delay = self.net.link(one.peer, two.peer).uniform(0.0, 0.5)
             self.later(delay, self._up(one, two))
 
     def _up(self, sim: SimPeer, other: SimPeer) -> Callable[[], None]:
@@ -278,18 +168,18 @@ class World:
         """Kill -9: the others learn of it by end-of-stream, each a moment later."""
         sim = self.peers[peer]
         sim.alive = False
-        self._log(sim, "killed")
+        sim.story.append((self.now, "killed", None))
         for other in self.peers.values():
             if other.alive and peer in other.live:
                 self._lose(other, peer)
 
     def _lose(self, sim: SimPeer, peer: PeerId) -> None:
-        weather, born = self.settings.weather, sim.born
-        delay = self._link(peer, sim.peer).uniform(weather.detect_low_s, weather.detect_high_s)
+        born = sim.born
+        delay = self.net.noticed(peer, sim.peer)
 
         def down() -> None:
-            blocked = (sim.peer, peer) in self.blocked or (peer, sim.peer) in self.blocked
-            if sim.born == born and sim.alive and (blocked or not self.peers[peer].alive):
+            gone = self.net.is_cut(sim.peer, peer) or not self.peers[peer].alive
+            if sim.born == born and sim.alive and gone:
                 sim.live.discard(peer)
                 for p in range(self.settings.fragments):
                     self._tell(sim, p, ev.PeerDown(peer))
@@ -303,18 +193,15 @@ class World:
 
     def split(self, left: set[PeerId], right: set[PeerId]) -> None:
         """Cut every link between two sets of peers."""
-        for a in sorted(left):
-            for b in sorted(right):
-                self.blocked |= {(a, b), (b, a)}
-                for one, two in ((a, b), (b, a)):
-                    if self.peers[one].alive and two in self.peers[one].live:
-                        self._lose(self.peers[one], two)
+        for a, b in self.net.cut(left, right):
+            for one, two in ((a, b), (b, a)):
+                if self.peers[one].alive and two in self.peers[one].live:
+                    self._lose(self.peers[one], two)
 
     def heal(self) -> None:
         """Mend every cut link; the peers meet again."""
-        cut, self.blocked = self.blocked, set()
-        for a, b in sorted(cut):
-            if a < b and self.peers[a].alive and self.peers[b].alive:
+        for a, b in self.net.mend():
+            if self.peers[a].alive and self.peers[b].alive:
                 self._meet(self.peers[a], self.peers[b])
 
     def freeze(self, peer: PeerId, seconds: float) -> None:
@@ -351,15 +238,16 @@ class World:
         fragment.events += 1
         kind = type(event).__name__
         if not isinstance(event, ev.Timer):
-            self._log(sim, f"[{p}] <- {kind} {_brief(event)}")
+            sim.story.append((self.now, f"[{p}] <-", event))
         self.trace.update(f"{self.now:.6f} {sim.number} {p} {kind}\n".encode())
         for action in fragment.core.handle(event, self.now):
             self._do(sim, p, action)
         try:
             self.checks.after(sim, p)
         except Violation as violation:
-            story = "\n".join(sim.story)
-            raise Violation(f"{violation}\nseed {self.settings.seed}, {story}") from None
+            raise Violation(
+                f"{violation}\nseed {self.settings.seed}, story:\n{told(sim.number, sim.story)}"
+            ) from None
         self._arm(sim, p)
 
     def _arm(self, sim: SimPeer, p: int) -> None:
@@ -375,9 +263,6 @@ class World:
                 self._tell(sim, p, ev.Timer())
 
         self.later(max(0.0, deadline - self.now), fire)
-
-    def _log(self, sim: SimPeer, text: str) -> None:
-        sim.story.append(f"{self.now:9.3f} peer {sim.number} {text}")
 
     # -- the learner ---------------------------------------------------------------------------
 
@@ -408,7 +293,7 @@ class World:
 
     def _do(self, sim: SimPeer, p: int, action: ev.Action) -> None:
         if not isinstance(action, ev.Send | ev.Broadcast):
-            self._log(sim, f"[{p}] -> {type(action).__name__} {_brief(action)}")
+            sim.story.append((self.now, f"[{p}] ->", action))
         fragment = sim.fragments[p]
         match action:
             case ev.HandIn():
@@ -464,17 +349,18 @@ class World:
         fragment.pieces.clear()
         fragment.steps_handed = sim.step
         sim.disk.seqs[p] = action.seq
-        progress = Progress(steps * SEQUENCE_TOKENS, steps, pieces, self._class(sim), True)
+        progress = Progress(
+            steps * SEQUENCE_TOKENS,
+            steps,
+            pieces,
+            speed_class(SEQUENCE_TOKENS / sim.step_s, None),
+            True,
+        )
         made = fragment.worker.hand_in(action, fragment.theta, progress)
         signed = fm.sign_record(made, RUN, SimSigner(sim.peer))
         fragment.worker.signed_own(signed)
         self.checks.handed_in(sim, p, signed, fragment.worker)
         self._answer(sim, p, ev.HandedIn(action.seq, signed, pieces))
-
-    def _class(self, sim: SimPeer) -> int:
-        from dugnad.averaging.speed import speed_class
-
-        return speed_class(SEQUENCE_TOKENS / sim.step_s, None)
 
     def _sign(self, sim: SimPeer, p: int, header: fm.Header, inputs: tuple[fm.Input, ...]) -> None:
         digest = fm.header_digest(header, RUN)
@@ -495,34 +381,24 @@ class World:
 
     # -- the network ---------------------------------------------------------------------------
 
-    def _link(self, source: PeerId, target: PeerId) -> random.Random:
-        key = (source, target)
-        if key not in self.links:
-            self.links[key] = self.rng("link", source.hex()[:8], target.hex()[:8])
-        return self.links[key]
-
-    def _latency(self, link: random.Random) -> float:
-        weather = self.settings.weather
-        return link.uniform(weather.latency_low_s, weather.latency_high_s)
-
     def _reaches(self, a: PeerId, b: PeerId) -> bool:
-        return (a, b) not in self.blocked and b in self.peers and self.peers[b].alive
+        return not self.net.is_cut(a, b) and b in self.peers and self.peers[b].alive
 
     def _broadcast(self, sim: SimPeer, message: fm.Message, p: int) -> None:
         for peer in sorted(sim.live):
             self._send(sim, peer, message, p)
 
     def _send(self, sim: SimPeer, to: PeerId, message: fm.Message, p: int) -> None:
-        link, weather = self._link(sim.peer, to), self.settings.weather
+        link, weather = self.net.link(sim.peer, to), self.settings.weather
         self.messages += 1
         if link.random() < weather.loss or not self._reaches(sim.peer, to):
             return
         copies = 2 if link.random() < weather.duplication else 1
         for _ in range(copies):
-            self.later(self._latency(link), lambda: self._deliver(sim.peer, to, message, p))
+            self.later(self.net.latency(link), lambda: self._deliver(sim.peer, to, message, p))
 
     def _deliver(self, sender: PeerId, to: PeerId, message: fm.Message, p: int) -> None:
-        if (sender, to) in self.blocked:
+        if self.net.is_cut(sender, to):
             return
         for event in message_events(sender, message):
             self._tell(self.peers[to], p, event)
@@ -530,14 +406,15 @@ class World:
             self._send(self.peers[to], sender, self.peers[to].fragments[p].core.follower.heads(), p)
 
     def _send_contribution(self, sim: SimPeer, p: int, seq: int, to: PeerId) -> None:
-        link, weather, born = self._link(sim.peer, to), self.settings.weather, sim.born
+        link, weather, born = self.net.link(sim.peer, to), self.settings.weather, sim.born
         kept = sim.fragments[p].worker.inbox[(sim.peer, seq)]
         breaks = link.random() < weather.send_loss
         arrives = self._reaches(sim.peer, to) and not (breaks and link.random() < 0.5)
 
         def back(event: ev.Event) -> None:
             self.later(
-                self._latency(link), lambda: self._tell(sim, p, event) if sim.born == born else None
+                self.net.latency(link),
+                lambda: self._tell(sim, p, event) if sim.born == born else None,
             )
 
         def arrive() -> None:
@@ -552,14 +429,14 @@ class World:
             back(ev.SendLost(seq, to) if breaks else ev.SendDone(seq, to, refusal))
 
         if arrives:
-            self.later(2 * self._latency(link), arrive)
+            self.later(2 * self.net.latency(link), arrive)
         else:
             back(ev.SendLost(seq, to))
 
     def _obtain(self, sim: SimPeer, p: int, action: ev.Obtain) -> None:
         weather, born = self.settings.weather, sim.born
         source = sim.rng.choice(action.sources)
-        link = self._link(source, sim.peer)
+        link = self.net.link(source, sim.peer)
         failed = link.random() < weather.fetch_loss
 
         def arrive() -> None:
@@ -579,7 +456,7 @@ class World:
                 event = ev.ObtainFailed(action.digest, fault.reason, fault.lied)
             self._tell(sim, p, event)
 
-        self.later(self._latency(link) * 3, arrive)
+        self.later(self.net.latency(link) * 3, arrive)
 
     def _fetch(self, sim: SimPeer, p: int, action: ev.Obtain, source: PeerId) -> None:
         there = self.peers[source].fragments[p].worker
@@ -617,43 +494,3 @@ class World:
     def digest(self) -> str:
         """The trace's digest so far: equal seeds give equal digests."""
         return self.trace.hexdigest()
-
-
-def message_events(sender: PeerId, message: fm.Message) -> list[ev.Event]:
-    """The core events of one control message (signatures are the shell's business)."""
-    match message:
-        case fm.Announce(commit):
-            return [ev.CommitIn(sender, commit)]
-        case fm.Witness(ack):
-            return [ev.AckIn(ack)]
-        case fm.Heads(rows):
-            return [ev.HeadIn(sender, row) for row in rows]
-        case fm.WantCommits(_, digest, known):
-            return [ev.CommitsWanted(sender, digest, known)]
-        case fm.Commits(_, commits, checkpoint):
-            return [ev.CommitsIn(sender, commits, checkpoint)]
-        case fm.Claims():
-            return []  # the world plays no work units
-
-
-def decoded(contribution: fm.Contribution, payload: bytes, size: int) -> Vector:
-    """The vector of a contribution."""
-    return CODECS[contribution.codec].decode(payload, size)
-
-
-def _brief(what: object) -> str:
-    """A short text for the story."""
-    parts = []
-    for name in getattr(what, "__dataclass_fields__", {}):
-        value = getattr(what, name)
-        if isinstance(value, bytes):
-            parts.append(f"{name}={value.hex()[:6]}")
-        elif isinstance(value, int | float | str):
-            parts.append(f"{name}={value}")
-        elif isinstance(value, fm.CommitRecord):
-            parts.append(f"v{value.header.version} T={value.header.tokens_total}")
-        elif isinstance(value, fm.HeadRow):
-            parts.append(f"v{value.version} {value.digest.hex()[:6]}")
-        elif isinstance(value, fm.Contribution):
-            parts.append(f"seq={value.seq} base={value.base} by={value.peer.hex()[:6]}")
-    return " ".join(parts)

@@ -93,19 +93,17 @@ class LearnerProcess:
         ours, theirs = socket.socketpair()
         command = (sys.executable, "-P", "-m", "dugnad.peer.learner", "--fd", str(theirs.fileno()))
         count = str(threads)
-        with theirs:
-            try:
-                self._process = await asyncio.create_subprocess_exec(
-                    *command,
-                    pass_fds=(theirs.fileno(), *fds),
-                    env=os.environ | {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count},
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.DEVNULL,
-                    stderr=asyncio.subprocess.PIPE,
-                )
-            except BaseException:
-                ours.close()
-                raise
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                pass_fds=(theirs.fileno(), *fds),
+                env=os.environ | {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            undo.pop_all()
         ours.setblocking(False)
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._watching = asyncio.create_task(self._watch(self._process, reader), name="learner")

@@ -358,6 +358,7 @@ async def settle_book(pair: Pair) -> None:
         assert await pair.one.meet([pair.two.peer]) == 1
 
 
+@pytest.mark.slow
 async def test_an_entry_ends_with_its_time_to_live(pair: Pair) -> None:
     await pair.connect()
     await settle_book(pair)

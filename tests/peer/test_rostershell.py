@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from dugnad.dht import substrate as adapter
 from dugnad.dht.advert import Advert
 from dugnad.dht.frames import read_frame, write_frame
 from dugnad.dht.heartbeat import SILENCE_MAX_S
@@ -30,6 +29,7 @@ from dugnad.dht.messages import (
     decode_message,
     encode_message,
 )
+from dugnad.dht.p2pd import listen_addresses
 from dugnad.dht.ports import Stream, StreamEnded, Transport
 from dugnad.dht.roster import Roster, RosterConfig
 from dugnad.dht.roster_events import (
@@ -48,7 +48,11 @@ from dugnad.dht.substrate import Substrate, SubstrateConfig
 from dugnad.peer import rostershell
 from dugnad.peer.rostershell import RosterAction, RosterShell
 
-from .virtual_time import run_virtual  # noqa: TID252  a helper of these tests
+from .virtual_time import (  # noqa: TID252  a helper of these tests
+    pass_time,
+    run_virtual,
+    until,
+)
 
 RUN = RunId(hashlib.sha256(b"roster shell").digest())
 MESH_S = 5.0
@@ -103,16 +107,6 @@ class Member:
         self.react(action)
 
 
-async def until(condition: Callable[[], bool], seconds: float) -> float:
-    """Waits until the condition holds; how long that took."""
-    clock = asyncio.get_running_loop().time
-    start = clock()
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  any of many things may make it true
-            await asyncio.sleep(0.01)
-    return clock() - start
-
-
 async def meet(members: list[Member]) -> None:
     """Everybody knows the first, by address; the mesh is complete when this returns."""
     for member in members:
@@ -149,7 +143,7 @@ def reason_of(action: RosterAction) -> str:
 def test_three_shells_form_a_mesh_and_stay_one() -> None:
     async def scenario() -> None:
         async with swarm(3) as (_, members):
-            await asyncio.sleep(60)
+            await pass_time(60)
             for member in members:
                 assert len(member.said(PeerUp)) == 2
                 assert not member.said(PeerLost)
@@ -160,7 +154,7 @@ def test_three_shells_form_a_mesh_and_stay_one() -> None:
 def test_a_killed_peer_is_lost_on_the_others_within_a_second() -> None:
     async def scenario() -> None:
         async with swarm(3) as (network, (one, two, three)):
-            await asyncio.sleep(5)
+            await pass_time(5)
             network.kill(three.peer)
             took = await until(lambda: three.peer not in one.live() | two.live(), LOST_S)
             assert took < LOST_S
@@ -173,7 +167,7 @@ def test_a_killed_peer_is_lost_on_the_others_within_a_second() -> None:
 def test_a_hung_peer_is_lost_after_its_silence_and_comes_back() -> None:
     async def scenario() -> None:
         async with swarm(3) as (_, (one, two, three)):
-            await asyncio.sleep(20)
+            await pass_time(20)
             three.shell.hung = True
             await until(lambda: three.peer not in one.live() | two.live(), SILENCE_MAX_S + LOST_S)
             assert "silent" in reason_of(one.said(PeerLost)[0][1])
@@ -301,7 +295,7 @@ def test_after_close_nothing_is_done_or_left() -> None:
             assert len(mine) == 4  # a reader and a writer of two and of three
             said = len(one.log)
             one.shell.feed(Known(two.peer, ("/ip4/127.0.0.1/tcp/1",)))
-            await asyncio.sleep(60)
+            await pass_time(60)
             assert len(one.log) == said
             assert one.peer not in two.live() | three.live()
 
@@ -364,8 +358,9 @@ async def test_over_tcp_a_mesh_forms_and_a_killed_process_is_lost_within_a_secon
 ) -> None:
     # p2pd connects pairs by itself and then prefers QUIC, where the kernel does not tell of the end
     # of a killed process: that is noticed by silence, after 3 s. This is about streams over TCP.
-    everything = adapter.listen_addresses
-    monkeypatch.setattr(adapter, "listen_addresses", lambda *places: everything(*places)[::2])
+    monkeypatch.setattr(
+        "dugnad.dht.substrate.listen_addresses", lambda *places: listen_addresses(*places)[::2]
+    )
     members = []
     for number in (1, 2):
         folder = tmp_path / str(number)

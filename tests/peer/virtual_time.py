@@ -6,10 +6,12 @@ and sockets are not waited for while a timer is due, so tests with those use the
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+STUCK_S = 5.0  # of real time
+POLL_S = 0.01
 
 
 class _Selector(selectors.SelectSelector):
@@ -20,7 +22,9 @@ class _Selector(selectors.SelectSelector):
         self.now = 1000.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0 if timeout is not None else None)
+        ready = super().select(0 if timeout is not None else STUCK_S)
+        if not ready and timeout is None:
+            raise RuntimeError("no timer is set and nothing will ever happen")
         if not ready and timeout is not None:
             self.now += timeout
         return ready
@@ -50,3 +54,29 @@ def run_virtual(work: Coroutine[Any, Any, T]) -> T:
             return result
 
         return runner.run(checked())
+
+
+async def pass_time(seconds: float) -> None:
+    """Lets virtual time pass; no test waits for the real one."""
+    assert isinstance(asyncio.get_running_loop(), VirtualLoop), "a test does not sleep"
+    await _tick(seconds)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> float:
+    """Returns as soon as the condition holds, on any loop; how long that took. Or TimeoutError."""
+    clock = asyncio.get_running_loop().time
+    start = clock()
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await _tick(POLL_S)
+    return clock() - start
+
+
+async def _tick(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    passed = loop.create_future()
+    handle = loop.call_later(seconds, passed.set_result, None)
+    try:
+        await passed
+    finally:
+        handle.cancel()

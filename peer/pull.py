@@ -57,7 +57,6 @@ from dugnad.peer.transferwire import (
     Kind,
     NotHere,
     PacedStream,
-    PullError,
     Refusal,
     Request,
     Room,
@@ -67,6 +66,9 @@ from dugnad.peer.transferwire import (
     first_bad_leaf,
     off_loop,
     plain,
+)
+from dugnad.peer.transferwire import (
+    PullError as PullError,
 )
 
 DONORS_TRIED_MAX: Final = 64
@@ -103,13 +105,14 @@ class Puller:
     def __init__(
         self,
         transport: Transport,
+        run: RunId | None = None,
         policy: PullPolicy | None = None,
         *,
         blamed: Blamed = lambda blame: None,
         traffic: Traffic | None = None,
     ) -> None:
-        """`traffic` counts the bytes of all transfers."""
-        self._transport, self._policy = transport, policy or PullPolicy()
+        """With `run`, commits of any other are refused. `traffic` counts bytes of all transfers."""
+        self._transport, self._run, self._policy = transport, run, policy or PullPolicy()
         self._blamed, self._traffic = blamed, traffic or Traffic()
         self._places = Slots(PULLS_PER_DONOR_MAX)
 
@@ -119,10 +122,9 @@ class Puller:
         return await self._ask(peers, GetManifest(run), MANIFEST_BYTES_MAX, check)
 
     async def shard(self, peers: Sequence[PeerId], number: int, sha256: bytes) -> bytes:
-        """A shard of the text. Different numbers begin at different peers, to share the work."""
-        turn = number % max(1, len(peers))
+        """A shard of the text with that hash. To share the work, vary the order of `peers`."""
         check = partial(_with_hash, sha256)
-        return await self._ask([*peers[turn:], *peers[:turn]], GetShard(number), SHARD_BYTES, check)
+        return await self._ask(peers, GetShard(number), SHARD_BYTES, check)
 
     async def commits(
         self, peers: Sequence[PeerId], fragment: int, digest: bytes, count: int
@@ -133,7 +135,9 @@ class Puller:
         checked: the headers' signatures, which digests do not cover, and the acks.
         """
         request = GetCommits(fragment, digest, min(count, COMMITS_MAX))
-        return await self._ask(peers, request, COMMITS_BYTES_MAX, partial(_chain, request))
+        return await self._ask(
+            peers, request, COMMITS_BYTES_MAX, partial(_chain, self._run, request)
+        )
 
     async def payload(self, peers: Sequence[PeerId], header: Header, size: int) -> bytes:
         """The payload of a commit of a fragment with `size` parameters, matching its root."""
@@ -435,7 +439,7 @@ def _with_hash(sha256: bytes, data: bytes) -> bytes:
     return data
 
 
-def _chain(request: GetCommits, data: bytes) -> tuple[CommitRecord, ...]:
+def _chain(run: RunId | None, request: GetCommits, data: bytes) -> tuple[CommitRecord, ...]:
     """The commits in `data` if they are the asked one and its ancestors, newest first."""
     try:
         commits: tuple[CommitRecord, ...] = decode(
@@ -449,6 +453,8 @@ def _chain(request: GetCommits, data: bytes) -> tuple[CommitRecord, ...]:
     for commit in commits:
         if reason := _commit_fault(commit, request.fragment, due):
             raise Refusal(reason)
+        if run is not None and commit.header.run != run:
+            raise Refusal("a commit of another run")
         due = commit.header.parent
     return commits
 

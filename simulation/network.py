@@ -1,0 +1,71 @@
+"""The simulated network: a seeded generator per link, delays, losses, and links that are cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+
+from dugnad.averaging import events as ev
+from dugnad.averaging import formats as fm
+from dugnad.dht.ids import PeerId
+from dugnad.simulation.settings import Weather
+
+
+class Network:
+    """Links between peers, each with a generator of its own: adding a peer shifts no other."""
+
+    def __init__(self, weather: Weather, rng: Callable[..., random.Random]) -> None:
+        """``rng`` makes the generator that its arguments name (:meth:`World.rng`)."""
+        self.weather = weather
+        self.blocked: set[tuple[PeerId, PeerId]] = set()
+        self._rng = rng
+        self._links: dict[tuple[PeerId, PeerId], random.Random] = {}
+
+    def link(self, source: PeerId, target: PeerId) -> random.Random:
+        """The generator of one direction of a link."""
+        key = (source, target)
+        if key not in self._links:
+            self._links[key] = self._rng("link", source.hex()[:8], target.hex()[:8])
+        return self._links[key]
+
+    def latency(self, link: random.Random) -> float:
+        """Seconds that one message takes."""
+        return link.uniform(self.weather.latency_low_s, self.weather.latency_high_s)
+
+    def noticed(self, source: PeerId, target: PeerId) -> float:
+        """Seconds until ``target`` notices that its stream from ``source`` ended."""
+        weather = self.weather
+        return self.link(source, target).uniform(weather.detect_low_s, weather.detect_high_s)
+
+    def is_cut(self, a: PeerId, b: PeerId) -> bool:
+        """Whether nothing passes from ``a`` to ``b``."""
+        return (a, b) in self.blocked
+
+    def cut(self, left: Iterable[PeerId], right: Iterable[PeerId]) -> list[tuple[PeerId, PeerId]]:
+        """Cut every link between two sets of peers; returns the pairs, in a fixed order."""
+        rights = sorted(right)
+        pairs = [(a, b) for a in sorted(left) for b in rights]
+        self.blocked |= {pair for a, b in pairs for pair in ((a, b), (b, a))}
+        return pairs
+
+    def mend(self) -> list[tuple[PeerId, PeerId]]:
+        """Mend every cut link; returns the pairs, in a fixed order."""
+        cut, self.blocked = self.blocked, set()
+        return [(a, b) for a, b in sorted(cut) if a < b]
+
+
+def message_events(sender: PeerId, message: fm.Message) -> list[ev.Event]:
+    """The core events of one control message (signatures are the shell's business)."""
+    match message:
+        case fm.Announce(commit):
+            return [ev.CommitIn(sender, commit)]
+        case fm.Witness(ack):
+            return [ev.AckIn(ack)]
+        case fm.Heads(rows):
+            return [ev.HeadIn(sender, row) for row in rows]
+        case fm.WantCommits(_, digest, known):
+            return [ev.CommitsWanted(sender, digest, known)]
+        case fm.Commits(_, commits, checkpoint):
+            return [ev.CommitsIn(sender, commits, checkpoint)]
+        case fm.Claims():
+            return []  # the world plays no work units

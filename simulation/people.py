@@ -1,0 +1,92 @@
+"""The simulated peers: keys, disks, learners' numbers, and what they told of themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from dugnad.averaging import formats as fm
+from dugnad.averaging.exchange import Exchange
+from dugnad.averaging.tree import Vector
+from dugnad.averaging.worker import FragmentWorker
+from dugnad.dht.ids import PeerId
+from dugnad.simulation.story import Told
+
+STORY_MAX: Final = 400
+"""Lines of a peer's story kept for a violation."""
+
+
+def peer_of(number: int) -> PeerId:
+    """The key of simulated peer ``number``."""
+    return PeerId(hashlib.sha256(f"peer {number}".encode()).digest())
+
+
+def seal(peer: PeerId, message: bytes) -> bytes:
+    """A stand-in for a signature: 64 bytes that depend on the peer and the message."""
+    one = hashlib.sha256(peer + message).digest()
+    return one + one
+
+
+@dataclass(frozen=True, slots=True)
+class SimSigner:
+    """Signs with :func:`seal`."""
+
+    peer: PeerId
+
+    def sign(self, message: bytes) -> bytes:
+        """The stand-in signature of ``message``."""
+        return seal(self.peer, message)
+
+
+@dataclass(slots=True)
+class Disk:
+    """What survives a crash: promises and the newest seq, per fragment."""
+
+    seqs: dict[int, int] = field(default_factory=dict)
+    headers: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
+    """(fragment, parent) -> the header signed on top of it."""
+
+
+@dataclass(slots=True)
+class SimFragment:
+    """One fragment of one peer: core, numbers, and the learner's part of it."""
+
+    core: Exchange
+    worker: FragmentWorker
+    theta: Vector
+    progress: np.ndarray
+    """All inner progress since the start (G of the invariant), float64."""
+    rounding: np.ndarray
+    """Rounding of own merges that stands in the residual without being progress."""
+    given_up: np.ndarray
+    """Progress listed in a lineage that was left more than F versions deep, without its join."""
+    head: bytes
+    steps_handed: int = 0
+    pieces: deque[fm.UnitPiece] = field(default_factory=deque)
+    timer: int = 0
+    events: int = 0
+
+
+@dataclass(slots=True)
+class SimPeer:
+    """One simulated daemon with its learner."""
+
+    number: int
+    peer: PeerId
+    rng: random.Random
+    disk: Disk
+    fragments: list[SimFragment]
+    alive: bool = True
+    frozen_until: float = 0.0
+    step: int = 0
+    step_s: float = 0.25
+    live: set[PeerId] = field(default_factory=set)
+    story: deque[Told] = field(default_factory=lambda: deque(maxlen=STORY_MAX))
+    """What happened, put into words only for a violation."""
+    born: int = 0
+    """Counts restarts: what was scheduled for an earlier life is dropped."""

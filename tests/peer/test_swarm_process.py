@@ -1,0 +1,249 @@
+"""A real swarm of real processes on loopback: one is killed with -9, one joins, all agree, and
+nothing of anybody outlives them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dugnad.peer.client import Client
+from dugnad.peer.errors import UserError
+from dugnad.peer.paths import Home
+
+pytestmark = pytest.mark.slow
+
+RUN_FILE = """
+[run]
+name = "a test"
+purpose = "to see a swarm of processes train"
+licence = "CC0-1.0"
+token_budget = 10_000_000
+admission = "open"
+seed = 1
+[model]
+dim = 16
+layers = 1
+heads = 2
+hidden = 32
+context = 32
+[data]
+source = "text"
+[train]
+batch_sequences = 4
+unit_sequences = 8
+learning_rate = 3e-3
+[exchange]
+fragments = 2
+steps_per_merge = 40
+merge_floor_s = 0.8
+"""
+CPU_SHARE = "0.15"
+"""Several learners share two cores: without a cap they starve their daemons."""
+
+
+@dataclass
+class Peer:
+    """One daemon process with its home."""
+
+    home: Path
+    process: subprocess.Popen[bytes]
+    log: Path
+    family: list[psutil.Process] = field(default_factory=list)
+
+    def ask(self, path: str) -> Any:  # Any: JSON
+        return Client(Home(self.home)).get(path)
+
+    def status(self) -> Any:  # Any: JSON
+        try:
+            return self.ask("/v1/status")
+        except UserError:
+            return None
+
+    def remember_family(self) -> None:
+        self.family = psutil.Process(self.process.pid).children(recursive=True)
+
+
+@dataclass
+class Swarm:
+    """Processes of one test."""
+
+    folder: Path
+    peers: list[Peer] = field(default_factory=list)
+
+    def launch(self, *arguments: str) -> Peer:
+        number = len(self.peers)
+        home, log = self.folder / f"home{number}", self.folder / f"log{number}"
+        command = [sys.executable, "-m", "dugnad.peer.cli", *arguments]
+        options = ["--yes", "--listen", "127.0.0.1:0", "--threads", "1", "--cpu-share", CPU_SHARE]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [*command, *options, "--home", str(home)], stdout=out, stderr=out
+            )
+        peer = Peer(home, process, log)
+        self.peers.append(peer)
+        return peer
+
+    def start(self) -> tuple[Peer, str]:
+        rng = random.Random(1)
+        words = [" ".join(rng.choice(["red", "green", "blue", "sun"]) for _ in range(9))]
+        text = self.folder / "text"
+        text.mkdir()
+        (text / "a.txt").write_text("\n".join(words * 900))
+        run = self.folder / "run.toml"
+        run.write_text(RUN_FILE)
+        peer = self.launch("start", str(run))
+        return peer, wait_for(lambda: link_in(peer.log), 40.0, "the link")
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    """A swarm that is killed at the end, whatever happened."""
+    found = Swarm(tmp_path)
+    yield found
+    for peer in found.peers:
+        if peer.process.poll() is None:
+            peer.process.kill()
+            peer.process.wait()
+
+
+def wait_for(what: Callable[[], Any], timeout_s: float, name: str) -> Any:  # Any: what it gives
+    """Poll until ``what`` gives something true."""
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"{name} did not come within {timeout_s} s")
+
+
+def link_in(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return next((line for line in lines if line.startswith("dugnad:")), "")
+
+
+def merged(peer: Peer, versions: int) -> bool:
+    status = peer.status()
+    return bool(status) and min(status["versions"]) >= versions
+
+
+def one_head(peers: list[Peer]) -> bool:
+    heads = [tuple(status["heads"]) for peer in peers if (status := peer.status())]
+    return len(heads) == len(peers) and len(set(heads)) == 1
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_swarm_survives_a_kill_takes_in_a_newcomer_and_leaves_nothing_behind(
+    swarm: Swarm,
+) -> None:
+    first, link = swarm.start()
+    second, third = swarm.launch("join", link), swarm.launch("join", link)
+    for peer in (first, second, third):
+        wait_for(lambda peer=peer: merged(peer, 3), 60.0, "the third version")
+    second_link = wait_for(lambda: link_in(second.log), 5.0, "the link")
+
+    first.remember_family()
+    assert len(first.family) >= 2, "p2pd and the learner"
+    killed = time.monotonic()
+    first.process.kill()  # the first one, the organiser: nobody is special
+    wait_for(
+        lambda: "lost" in second.log.read_text(errors="replace"), 8.0, "news of the loss"
+    )
+    assert time.monotonic() - killed < 8.0
+    wait_for(lambda: gone(first.family), 5.0, "the end of its children")
+
+    before = second.status()["versions"]
+    late = swarm.launch("join", second_link)
+    wait_for(lambda: merged(late, max(before) + 2), 60.0, "the newcomer's versions")
+    listed = wait_for(lambda: late.status()["join_to_listed_s"], 60.0, "its first listing")
+    assert listed > 0.0
+    survivors = [second, third, late]
+    wait_for(lambda: one_head(survivors), 30.0, "equal heads")
+
+    boards = [peer.ask("/v1/leaderboard") for peer in survivors]
+    assert all(board["tokens"] > 0 for board in boards)
+    makers = [{row["peer"] for row in board["rows"]} for board in boards]
+    assert len(makers[0]) == 4, "the dead peer's work is still credited"
+    assert makers[0] == makers[1] == makers[2], "a newcomer knows the whole history"
+
+    for peer in survivors:
+        peer.remember_family()
+        peer.process.send_signal(signal.SIGTERM)
+    for peer in survivors:
+        assert peer.process.wait(30) == 0, peer.log.read_text(errors="replace")
+        assert "could not be sent" in peer.log.read_text(errors="replace")
+        wait_for(lambda peer=peer: gone(peer.family), 5.0, "the end of its children")
+        assert not (peer.home / "daemon.json").exists()
+        assert not list(Home(peer.home).runtime().iterdir()), "sockets are left"
+
+
+def test_a_peer_that_was_killed_goes_on_where_it_stood(swarm: Swarm) -> None:
+    peer, _ = swarm.start()
+    wait_for(lambda: merged(peer, 4), 60.0, "the fourth version")
+    before = peer.status()
+    peer.process.kill()
+    peer.process.wait()
+    again = Peer(peer.home, peer.process, swarm.folder / "log-again")
+    command = [sys.executable, "-m", "dugnad.peer.cli", "start", str(swarm.folder / "run.toml")]
+    options = ["--yes", "--listen", "127.0.0.1:0", "--threads", "1", "--cpu-share", CPU_SHARE]
+    with again.log.open("wb") as out:
+        again.process = subprocess.Popen(
+            [*command, *options, "--home", str(peer.home)], stdout=out, stderr=out
+        )
+    swarm.peers.append(again)
+    after = wait_for(again.status, 30.0, "its status")
+    assert min(after["versions"]) >= min(before["versions"]) - 1
+    top = max(after["versions"])
+    wait_for(lambda: merged(again, top + 2), 60.0, "new versions")
+    board = again.ask("/v1/leaderboard")
+    assert board["tokens"] + board["provisional"] > 0
+
+
+def test_a_second_daemon_on_the_same_folder_is_refused_with_the_pid_of_the_first(
+    swarm: Swarm,
+) -> None:
+    peer, link = swarm.start()
+    command = [sys.executable, "-m", "dugnad.peer.cli", "join", link, "--yes"]
+    second = subprocess.run(
+        [*command, "--home", str(peer.home)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert second.returncode == 22, second.stderr
+    assert str(peer.process.pid) in second.stderr
+
+
+def test_a_link_whose_peers_are_dead_says_so_for_each_address(swarm: Swarm) -> None:
+    peer, link = swarm.start()
+    peer.process.kill()
+    peer.process.wait()
+    other = swarm.launch("join", link)
+    assert other.process.wait(40) == 16
+    text = other.log.read_text(errors="replace")
+    assert "/ip4/127.0.0.1/tcp/" in text
+    assert "fix:" in text
+
+
+def test_status_is_json_and_quick(swarm: Swarm) -> None:
+    peer, _ = swarm.start()
+    command = [sys.executable, "-m", "dugnad.peer.cli", "status", "--json"]
+    done = subprocess.run(
+        [*command, "--home", str(peer.home)], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert json.loads(done.stdout)["pid"] == peer.process.pid
+    used = os.times()
+    assert used.children_user < 60.0
