@@ -1,151 +1,59 @@
-"""Codecs: float32 vectors as bytes, and foreign bytes as float32 vectors.
+"""Codecs by name: the dense ones are here, int4 and topk have modules of their own.
 
-The encoding of a vector is the encodings of its leaves (:data:`~dugnad.averaging.tree.LEAF_PARAMS`
-parameters each) one after the other, so any leaf can be fetched, verified and decoded alone. The
-size is known before encoding. What a codec loses is not its business: the sender keeps
-``x - decode(encode(x))`` in its residual.
-
-Decoding is total: any bytes give either ``n`` finite float32 numbers or :class:`CodecError`. It is
-also the same bits on every machine: widening is exact and int8 is one float32 multiply; numbers
-below :data:`SMALLEST` become 0, so no subnormal float32 ever comes out, whatever the processor does
-with them.
-
-A further codec (int4, topk) is one more :class:`LeafCodec` with its own leaf format.
+:mod:`~dugnad.averaging.codec_base` says what all promise. Anchors step with the payloads of
+commits, so a commit uses one of :data:`COMMIT_CODECS`; a hand-in may use any of :data:`CODECS`,
+since its maker's residual keeps what the codec loses.
 """
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from dugnad.averaging.tree import LEAF_PARAMS, Bytes, Vector, param_bounds
+from dugnad.averaging.codec_base import (
+    FLOAT32_MAX,
+    SCALE_MAX,
+    SMALLEST,
+    Codec,
+    CodecError,
+    LeafCodec,
+    Octets,
+    leaf_bounds,
+    require_finite,
+    settle_range,
+)
+from dugnad.averaging.codec_int4 import Int4Codec
+from dugnad.averaging.codec_topk import TOPK_KEPT, TopkCodec
+from dugnad.averaging.tree import Vector
 
-SMALLEST: Final = 2.0**-100
-"""Magnitudes below this count as 0 (DESIGN.md 8.7): far above float32 subnormals, below 2**-126."""
+__all__ = [
+    "CODECS",
+    "COMMIT_CODECS",
+    "FLOAT16_MAX",
+    "HAND_IN_ONLY",
+    "INT8_BLOCK",
+    "SCALE_MAX",
+    "SMALLEST",
+    "Codec",
+    "CodecError",
+    "Float16Codec",
+    "Float32Codec",
+    "Int8Codec",
+    "LeafCodec",
+    "Octets",
+    "leaf_bounds",
+    "settle_range",
+]
 
 INT8_BLOCK: Final = 1024
 """Values that share a scale: 0.4 % of overhead; divides a leaf."""
-
-SCALE_MAX: Final = 2.0**120
-"""Largest scale of a block: 127 times it is still a finite float32. Larger values are clipped."""
 
 FLOAT16_MAX: Final = 65_504.0
 """Largest finite float16. Larger values are clipped; the sender's residual keeps the rest."""
 
 _INT8_LEVELS: Final = 127
 _SCALE_BYTES: Final = 4
-_FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
-
-Octets = npt.NDArray[np.uint8]
-
-
-class CodecError(ValueError):
-    """A payload that cannot be decoded, or a vector that cannot be encoded; ``reason`` says why."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Codec(Protocol):
-    """What the exchange needs of a codec. All methods may run in any thread."""
-
-    @property
-    def name(self) -> str:
-        """The name in manifests and headers."""
-        ...
-
-    def encoded_size(self, n: int) -> int:
-        """Return the exact size in bytes of ``n`` encoded parameters."""
-        ...
-
-    def bits_per_param(self, n: int) -> float:
-        """Return the size of ``n`` encoded parameters, in bits for each."""
-        ...
-
-    def encode(self, x: Vector) -> bytes:
-        """Return ``x`` encoded; raises :class:`CodecError` if it holds NaN or infinity."""
-        ...
-
-    def encode_into(self, x: Vector, out: bytearray | memoryview) -> None:
-        """Encode ``x`` into ``out``, which has exactly ``encoded_size(x.size)`` bytes."""
-        ...
-
-    def decode(self, data: Bytes, n: int, out: Vector | None = None) -> Vector:
-        """Return the ``n`` finite parameters in ``data``, in ``out`` if given.
-
-        Raises :class:`CodecError` for anything else than a valid encoding of ``n`` parameters;
-        ``out`` is then partly written.
-        """
-        ...
-
-
-class LeafCodec:
-    """The part that codecs share: the walk over leaves and the checks of sizes."""
-
-    name: str
-
-    def leaf_size(self, n: int) -> int:
-        """Return the size in bytes of a leaf of ``n`` parameters, 1 to LEAF_PARAMS."""
-        raise NotImplementedError
-
-    def encode_leaf(self, x: Vector, out: Octets, scratch: Vector) -> None:
-        """Encode one leaf into ``out``; ``scratch`` has the size of ``x``."""
-        raise NotImplementedError
-
-    def decode_leaf(self, data: Octets, out: Vector, scratch: Vector) -> None:
-        """Decode one leaf of the right size into ``out``; ``scratch`` has the size of ``out``."""
-        raise NotImplementedError
-
-    def encoded_size(self, n: int) -> int:
-        """Return the exact size in bytes of ``n`` encoded parameters."""
-        if n < 0:
-            raise ValueError(f"{n} parameters")
-        full, rest = divmod(n, LEAF_PARAMS)
-        return full * self.leaf_size(LEAF_PARAMS) + (self.leaf_size(rest) if rest else 0)
-
-    def bits_per_param(self, n: int) -> float:
-        """Return the size of ``n`` encoded parameters, in bits for each."""
-        return 8 * self.encoded_size(n) / n if n else 0.0
-
-    def encode(self, x: Vector) -> bytes:
-        """Return ``x`` encoded; raises :class:`CodecError` if it holds NaN or infinity."""
-        out = bytearray(self.encoded_size(x.size))
-        self.encode_into(x, out)
-        return bytes(out)
-
-    def encode_into(self, x: Vector, out: bytearray | memoryview) -> None:
-        """Encode ``x`` into ``out``, which has exactly ``encoded_size(x.size)`` bytes."""
-        _require_vector(x)
-        octets = _octets(out)
-        if octets.size != self.encoded_size(x.size):
-            raise ValueError(f"{octets.size} bytes of room for {self.encoded_size(x.size)}")
-        scratch = np.empty(min(x.size, LEAF_PARAMS), np.float32)
-        at = 0
-        for start, stop in param_bounds(x.size):
-            size = self.leaf_size(stop - start)
-            self.encode_leaf(x[start:stop], octets[at : at + size], scratch[: stop - start])
-            at += size
-
-    def decode(self, data: Bytes, n: int, out: Vector | None = None) -> Vector:
-        """Return ``n`` finite parameters in ``data``, in ``out`` if given, or raise CodecError."""
-        octets = _octets(data)
-        if octets.size != self.encoded_size(n):
-            raise CodecError(f"{octets.size} bytes where {self.encoded_size(n)} were due")
-        if out is None:
-            out = np.empty(n, np.float32)
-        _require_vector(out)
-        if out.size != n:
-            raise ValueError(f"room for {out.size} parameters of {n}")
-        scratch = np.empty(min(n, LEAF_PARAMS), np.float32)
-        at = 0
-        for start, stop in param_bounds(n):
-            size = self.leaf_size(stop - start)
-            self.decode_leaf(octets[at : at + size], out[start:stop], scratch[: stop - start])
-            at += size
-        return out
 
 
 class Float32Codec(LeafCodec):
@@ -186,14 +94,14 @@ class Float16Codec(LeafCodec):
 
     def encode_leaf(self, x: Vector, out: Octets, scratch: Vector) -> None:
         """Clip and round to nearest even."""
-        _require_finite(x, scratch)
+        require_finite(x, scratch)
         np.clip(x, -FLOAT16_MAX, FLOAT16_MAX, out=scratch)
         out[:] = scratch.astype("<f2").view(np.uint8)
 
     def decode_leaf(self, data: Octets, out: Vector, scratch: Vector) -> None:
         """Widen, exactly."""
         np.copyto(out, data.view("<f2"))
-        _require_finite(out, scratch)
+        require_finite(out, scratch)
 
 
 class Int8Codec(LeafCodec):
@@ -214,7 +122,7 @@ class Int8Codec(LeafCodec):
         for values, room, bench in _blocks(x, out, scratch):
             np.abs(values, out=bench)
             peak = bench.max(axis=1)
-            if not float(peak.max()) <= _FLOAT32_MAX:  # also true of NaN
+            if not float(peak.max()) <= FLOAT32_MAX:  # also true of NaN
                 raise CodecError("a value that is not finite")
             scale = np.minimum(peak / np.float32(_INT8_LEVELS), np.float32(SCALE_MAX))
             scale[scale < np.float32(SMALLEST)] = 0.0
@@ -244,35 +152,18 @@ class Int8Codec(LeafCodec):
             np.multiply(values, scale[:, None], out=values)
 
 
-CODECS: Final[dict[str, Codec]] = {
+COMMIT_CODECS: Final[dict[str, Codec]] = {
     codec.name: codec for codec in (Float32Codec(), Float16Codec(), Int8Codec())
 }
-"""Every codec by its name in manifests and headers."""
+"""Codecs of merged payloads: exact or no coarser than int8 (DESIGN.md section 9)."""
 
+HAND_IN_ONLY: Final[dict[str, Codec]] = {
+    codec.name: codec for codec in (Int4Codec(), *map(TopkCodec, TOPK_KEPT))
+}
+"""Codecs too coarse for a commit, from the richest down."""
 
-def leaf_bounds(codec: Codec, n: int) -> list[tuple[int, int]]:
-    """Return the byte range of each leaf in the encoding of ``n`` parameters."""
-    bounds = []
-    at = 0
-    for start, stop in param_bounds(n):
-        size = codec.encoded_size(stop - start)
-        bounds.append((at, at + size))
-        at += size
-    return bounds
-
-
-def settle_range(x: Vector, scratch: Vector) -> bool:
-    """Set what is smaller than SMALLEST in ``x`` to +0, in place; return whether ``x`` is finite.
-
-    The rule that keeps subnormals out (DESIGN.md 8.7). ``scratch`` has the size of ``x``; if the
-    answer is False, ``x`` is not changed.
-    """
-    np.abs(x, out=scratch)
-    if not float(scratch.max(initial=0.0)) <= _FLOAT32_MAX:  # also true of NaN
-        return False
-    if float(scratch.min(initial=np.inf)) < SMALLEST:
-        np.copyto(x, np.float32(0.0), where=scratch < np.float32(SMALLEST))
-    return True
+CODECS: Final[dict[str, Codec]] = COMMIT_CODECS
+"""Every codec by its name in manifests and headers, from the richest down."""
 
 
 def _blocks(x: Vector, octets: Octets, scratch: Vector) -> list[tuple[Vector, Octets, Vector]]:
@@ -292,20 +183,3 @@ def _blocks(x: Vector, octets: Octets, scratch: Vector) -> list[tuple[Vector, Oc
     if rest:
         parts.append((x[None, cut:], octets[None, byte_cut:], scratch[None, cut:]))
     return parts
-
-
-def _octets(data: Bytes) -> Octets:
-    """Return a flat view of bytes, empty ones included."""
-    view = memoryview(data).cast("B")
-    return np.frombuffer(view, np.uint8) if len(view) else np.empty(0, np.uint8)
-
-
-def _require_vector(x: Vector) -> None:
-    if x.ndim != 1 or x.dtype != np.float32 or not x.flags.c_contiguous:
-        raise ValueError(f"a flat float32 array is needed, not {x.dtype} of shape {x.shape}")
-
-
-def _require_finite(x: Vector, scratch: Vector) -> None:
-    np.abs(x, out=scratch)
-    if not float(scratch.max(initial=0.0)) <= _FLOAT32_MAX:  # also true of NaN
-        raise CodecError("a value that is not finite")

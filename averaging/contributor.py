@@ -96,6 +96,8 @@ class Contributor:
                 own.share = share
                 view.out.append(Settle(seq, share))
             if view.head.version > c.base + horizon:
+                if share == 0.0 and view.lineage.listing(view.head, (c.peer, seq)) is None:
+                    view.note("given up", f"contribution {seq}: nobody knows whether it is listed")
                 del self.own[seq]
                 view.out.append(Forget(seq))
 
@@ -162,6 +164,8 @@ class Contributor:
 
     def delivered(self) -> bool:
         """Whether everything that can still be listed is in somebody else's hands."""
+        if not any(self.view.live.values()):  # nobody to hand it to: merged here, or kept
+            return self.making is None and not self.open()
         if self.making is not None or (self.view.leaving and self.ready and not self.final_made):
             return False
         return all(

@@ -183,6 +183,13 @@ class CreditChain:
             return False, "only peers that never contributed acknowledged it"
         return False, "nobody but its home has confirmed it"
 
+    def _built_upon(self, entry: Entry) -> bool:
+        """Whether a later commit on this chain has another home: the witness that everybody sees.
+
+        Acks are not asked here. Peers know different ones, and the board must not differ.
+        """
+        return any(e.version > entry.version and e.home != entry.home for e in self.journal)
+
     def add_to(self, totals: dict[PeerId, Tally]) -> None:
         """Add this fragment to the totals of all peers."""
         for peer, tally in self.tallies.items():
@@ -197,7 +204,7 @@ class CreditChain:
                 total.provisional += self.waiting.tokens
                 total.unwitnessed += self.waiting.tokens
         for entry in self.journal:
-            confirmed = self.witnessed(entry)[0]
+            confirmed = self._built_upon(entry)
             for peer, earned in entry.earned.items():
                 total = totals.setdefault(peer, Tally())
                 total.work(earned)
@@ -213,7 +220,7 @@ class CreditChain:
 
     def _fold_oldest(self) -> None:
         entry = self.journal.popleft()
-        acked = any(peer in entry.earned or self._lists(peer) for peer in entry.acked)
+        confirmed = self._built_upon(entry)
         if self.waiting is not None and self.waiting.home != entry.home:
             tally = self._tally(self.waiting.home)
             tally.settle(self.waiting.tokens, self.waiting.days)
@@ -223,7 +230,7 @@ class CreditChain:
             tally = self._tally(peer)
             tally.work(earned)
             days = {entry.day: earned.tokens} if earned.tokens else {}
-            if peer != entry.home or acked:
+            if peer != entry.home or confirmed:
                 tally.settle(earned.tokens, days)
                 _drop_old(tally.days)
             elif earned.tokens:

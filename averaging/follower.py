@@ -27,7 +27,6 @@ from dugnad.averaging.formats import (
     DIGEST_BYTES,
     MESSAGE_BYTES_MAX,
     Ack,
-    Announce,
     Checkpoint,
     CommitRecord,
     Commits,
@@ -45,15 +44,17 @@ CATCH_UP_MAX: Final = 8
 """Further behind than this, whole anchors are cheaper than payload after payload."""
 WITNESSES_ENOUGH: Final = 3
 """Nobody adds an ack to a commit that has this many."""
-WHOLE_AFTER_S: Final = 1.0
-"""A payload that nobody served twice (the back-off is this then) may be gone with its maker: whole
-anchors are asked for instead, else two peers that need each other's word would wait for ever."""
+WHOLE_AFTER: Final = 2
+"""A payload that nobody served so often may be gone with its maker: every other try asks for whole
+anchors, else two peers that need each other's word would wait for ever."""
 SEEN_MAX: Final = 512
 """Commits whose first sight is remembered: a full lineage twice over."""
 REPLY_BYTES_MAX: Final = MESSAGE_BYTES_MAX // 2
 """Commits in one answer; a single one is less (``home.COMMIT_PIECES_MAX``)."""
 ASK_AGAIN_S: Final = 2.0
 """A chain that was asked for and did not come is asked for again after this."""
+TIPS_NAMED: Final = 8
+"""Ends of branches named when a chain is asked for; more are a flood."""
 BAD_MAX: Final = 256
 """Digests remembered as refused."""
 BACKOFF_FIRST_S: Final = 0.5
@@ -71,8 +72,8 @@ class Follower:
         self.bad: dict[bytes, str] = {}
         self.asked: dict[bytes, tuple[float, PeerId]] = {}
         """Digest -> when its chain was asked for last, and of whom."""
-        self.failed: dict[bytes, tuple[float, float]] = {}
-        """Digest -> (try again at, last back-off)."""
+        self.failed: dict[bytes, tuple[float, int]] = {}
+        """Digest -> (try again at, tries so far)."""
         self.getting: bytes | None = None
         self.acks: dict[bytes, dict[bytes, Ack]] = {}
         self.acknowledged: dict[bytes, None] = {}
@@ -80,8 +81,6 @@ class Follower:
         self.looked_at = 0.0
         """When :meth:`act` last looked for something to fetch."""
         self.dirty = True
-
-    # -- what arrives --------------------------------------------------------------------------
 
     def commit_in(self, sender: PeerId, record: CommitRecord) -> bool:
         """Judge and keep a commit; ask for its chain when its parent is unknown."""
@@ -111,9 +110,8 @@ class Follower:
         """An answer with a chain, oldest first, maybe on top of a checkpoint."""
         view = self.view
         if event.checkpoint is not None:
-            self._checkpoint(event.sender, event.checkpoint)
+            self._checkpoint(event)
         known = len(view.lineage.nodes)
-        last: bytes | None = None
         for record in event.records:
             digest = header_digest(record.header, view.settings.lineage.run)
             if view.lineage.get(digest) is None:
@@ -122,14 +120,12 @@ class Follower:
                 self._saw(digest, self._made_at(record))
             if not self.commit_in(event.sender, record):
                 return
-            last = digest
-        if last is None or len(view.lineage.nodes) == known:
+        if len(view.lineage.nodes) == known:
             return
         # more may follow what fitted into one answer
-        wanted = [d for d, (_, peer) in self.asked.items() if peer == event.sender]
-        for digest in wanted:
-            if view.lineage.get(digest) is None:
-                self._ask(event.sender, digest, above=last)
+        for digest, (_, peer) in list(self.asked.items()):
+            if peer == event.sender and view.lineage.get(digest) is None:
+                self._ask(peer, digest, again=True)
 
     def _holds(self, peer: PeerId, digest: bytes) -> None:
         """Remember a source; a new one is tried at once, an old one after its back-off."""
@@ -144,21 +140,20 @@ class Follower:
 
     def _ahead(self, record: CommitRecord) -> bool:
         """Whether a commit is dated too far ahead: not taken now, but its time may come."""
-        ahead = record.header.time_ms > self.view.wall_ms + CLOCK_AHEAD_MS
-        if ahead:
-            self.view.note("clock", "a commit is dated more than a minute ahead of this clock")
-        return ahead
+        if record.header.time_ms <= self.view.wall_ms + CLOCK_AHEAD_MS:
+            return False
+        self.view.note("clock", "a commit is dated more than a minute ahead of this clock")
+        return True
 
     def _rates_fault(self, record: CommitRecord) -> str:
-        rates = record.header.eta_bits, record.header.mu_bits
-        ours = self.view.settings.eta_bits, self.view.settings.mu_bits
-        return "" if rates == ours else "its outer rates are not those of the run"
+        ours, its = self.view.settings, record.header
+        same = (ours.eta_bits, ours.mu_bits) == (its.eta_bits, its.mu_bits)
+        return "" if same else "its outer rates are not those of the run"
 
     def _bound(self) -> None:
         """Forget the least useful commits when somebody floods this peer with them."""
-        view = self.view
-        if len(view.lineage.nodes) > NODES_MAX:
-            self._forget(view.lineage.prune(view.head, view.held))
+        if len(self.view.lineage.nodes) > NODES_MAX:
+            self._forget(self.view.lineage.prune(self.view.head, self.view.held))
 
     def _forget(self, digests: list[bytes]) -> None:
         for digest in digests:
@@ -172,19 +167,20 @@ class Follower:
         made = record.header.time_ms / 1000.0 - view.wall_offset_s
         return min(max(made, view.now - view.interval_s), view.now)
 
-    def _checkpoint(self, sender: PeerId, point: Checkpoint) -> None:
-        """A head without the history down to mine: taken only when it is heavier (rule 12)."""
-        view = self.view
+    def _checkpoint(self, event: CommitsIn) -> None:
+        """A lineage without the history down to mine: taken when its head is heavier (rule 12)."""
+        view, sender, point = self.view, event.sender, event.checkpoint
+        assert point is not None
         digest = header_digest(point.commit.header, view.settings.lineage.run)
-        if view.lineage.get(digest) is not None or digest in self.bad:
-            return
-        if self._ahead(point.commit):
+        if view.lineage.get(digest) is not None or digest in self.bad or self._ahead(point.commit):
             return
         reason = self._rates_fault(point.commit) or view.lineage.judge_checkpoint(point)
         if reason:
             self._refuse(digest, f"a checkpoint is refused: {reason}")
             return
-        if view.head.version and point.commit.header.tokens_total <= view.head.tokens_total:
+        # the checkpoint lies some versions below the head that was asked for
+        heaviest = max(one.header.tokens_total for one in (point.commit, *event.records))
+        if view.head.version and heaviest <= view.head.tokens_total:
             return
         view.lineage.add_checkpoint(point, digest)
         view.holds(sender, digest)
@@ -266,20 +262,22 @@ class Follower:
                 kept[ack.peer] = ack
                 node.witnesses.add(ack.peer)
 
-    def _ask(self, peer: PeerId, digest: bytes, *, above: bytes | None = None) -> None:
-        """Ask for a chain; with ``above`` at once, for what follows that commit of it."""
+    def _ask(self, peer: PeerId, digest: bytes, *, again: bool = False) -> None:
+        """Ask for a chain down to what is known: tips of all branches, and my head's ancestors."""
         view = self.view
         last, _ = self.asked.get(digest, (-ASK_AGAIN_S, peer))
-        if above is None and view.now < last + ASK_AGAIN_S:
+        if not again and view.now < last + ASK_AGAIN_S:
             return
         self.asked.pop(digest, None)
         while len(self.asked) >= BAD_MAX:
             self.asked.pop(next(iter(self.asked)))
         self.asked[digest] = (view.now, peer)
-        known = [node.digest for node in view.lineage.ancestors(view.head)]
-        spread = [*known[: COMMITS_PER_REPLY_MAX - 2], known[-1]]
-        if above is not None:
-            spread.insert(0, above)
+        nodes = view.lineage.nodes
+        inner = {node.parent for node in nodes.values()}
+        tips = sorted(((n.version, d) for d, n in nodes.items() if d not in inner), reverse=True)
+        known = [d for _, d in tips[:TIPS_NAMED]]
+        known += [node.digest for node in view.lineage.ancestors(view.head)]
+        spread = [*known[: COMMITS_PER_REPLY_MAX - 1], known[-1]]
         fragment = view.settings.lineage.fragment
         view.out.append(Send(peer, WantCommits(fragment, digest, tuple(dict.fromkeys(spread)))))
 
@@ -288,8 +286,6 @@ class Follower:
             self.bad.pop(next(iter(self.bad)))
         self.bad[digest] = reason
         self.view.note("refused", reason)
-
-    # -- getting -------------------------------------------------------------------------------
 
     def obtained(self, digest: bytes) -> None:
         """The anchors after a commit are here."""
@@ -306,15 +302,16 @@ class Follower:
         if event.lied:
             self._refuse(event.digest, f"a commit is refused: {event.reason}")
         else:
-            _, last = self.failed.get(event.digest, (0.0, 0.0))
-            wait = min(max(BACKOFF_FIRST_S, 2 * last), BACKOFF_MAX_S)
-            self.failed[event.digest] = (self.view.now + wait, wait)
+            tries = self.failed.get(event.digest, (0.0, 0))[1] + 1
+            wait = min(BACKOFF_FIRST_S * 2 ** min(tries - 1, 8), BACKOFF_MAX_S)
+            self.failed[event.digest] = (self.view.now + wait, tries)
         self.dirty = True
 
     def act(self) -> bool:
         """Adopt what can be adopted, fetch what is missing; True when the head changed."""
         changed = False
-        if not self.dirty and not self._retry_due():
+        retry_at = self.deadline()
+        if not self.dirty and (retry_at is None or retry_at > self.view.now):
             return False
         self.dirty = False
         node = self._adoptable()
@@ -325,9 +322,6 @@ class Follower:
             self._get()
         self.looked_at = self.view.now
         return changed
-
-    def _retry_due(self) -> bool:
-        return any(self.looked_at < at <= self.view.now for at, _ in self.failed.values())
 
     def _tips(self) -> list[Node]:
         """Usable nodes that nothing usable is built on, best first."""
@@ -357,32 +351,37 @@ class Follower:
 
     def _get(self) -> None:
         view = self.view
-        for tip in self._tips():
-            if tip.digest != view.head.digest and not view.lineage.better(tip, view.head):
-                break
+        lone = self._lone()
+        for tip in sorted(self._tips(), key=lambda t: lone and not self.witnessed(t)):
+            if view.lineage.better(view.head, tip) and not (lone and self.witnessed(tip)):
+                continue
             path, based = self._path(tip)
             if not path:
                 continue
-            gone = self.failed.get(path[-1].digest, (0.0, 0.0))[1] >= WHOLE_AFTER_S
-            whole = not based or len(path) > CATCH_UP_MAX or gone
-            order = path if whole else [path[-1]]
-            for node in order:
-                sources = view.sources(node)
-                if node.record is None or self.failed.get(node.digest, (0.0, 0.0))[0] > view.now:
-                    continue
-                if whole and not self.witnessed(node):
-                    continue
-                if sources:
-                    self.getting = node.digest
-                    header = node.record.header
-                    view.out.append(Obtain(node.digest, header, sources, whole))
-                    return
+            whole = not based or len(path) > CATCH_UP_MAX
+            tries = self.failed.get(path[-1].digest, (0.0, 0))[1]
+            if not whole and tries >= WHOLE_AFTER and tries % 2 == 0 and self._obtain(path, lone):
+                return
+            if self._obtain(path, lone) if whole else self._obtain(path[-1:], lone, whole=False):
+                return
+
+    def _obtain(self, path: list[Node], lone: bool, *, whole: bool = True) -> bool:
+        """Ask for the newest of ``path`` that can be had; False when none can."""
+        view = self.view
+        for node in path:
+            if node.record is None or self.failed.get(node.digest, (0.0, 0))[0] > view.now:
+                continue
+            if whole and not lone and not self.witnessed(node):
+                continue
+            if sources := view.sources(node):
+                self.getting = node.digest
+                view.out.append(Obtain(node.digest, node.record.header, sources, whole))
+                return True
+        return False
 
     def witnessed(self, node: Node) -> bool:
-        """Whether a member other than its home vouches for a commit (rule 6).
-
-        A commit on top of it by another member is such a word, too. My own, when I am a member
-        and hold it. Where no other member is live there is nobody to ask.
+        """Whether a member other than its home vouches for a commit (rule 6): by an ack, by a
+        commit on top, or I myself, holding it. With no other member live there is nobody to ask.
         """
         view = self.view
         if node.record is None:
@@ -399,17 +398,33 @@ class Follower:
 
     def _adoptable(self) -> Node | None:
         view = self.view
-        heads = [view.head]
+        lone = self._lone()
+        heads: list[Node] = []
         for digest in sorted(view.held):
             node = view.lineage.get(digest)
             if node is None or node.record is None or self._spoiled(node):
                 continue
             if digest not in self.acknowledged:
                 self._acknowledge(node)
-            if view.lineage.better(node, view.head) and self.witnessed(node):
+            if node is view.head or not self.witnessed(node):
+                continue
+            if view.lineage.better(node, view.head) or (
+                lone and not view.lineage.is_ancestor(node, view.head)
+            ):
                 heads.append(node)
-        best = view.lineage.best(heads)
+        if not lone:
+            heads.append(view.head)
+        best = view.lineage.best(heads) if heads else view.head
         return None if best is view.head else best
+
+    def _lone(self) -> bool:
+        """Whether my head is one that I made alone and that nobody vouches for, now that others
+        are back.
+
+        It does not count then (rule 6) and gives way to a lineage with witnesses. Between two such
+        heads the heavier wins; its anchors are taken as signed, for the fork's are gone.
+        """
+        return not self.witnessed(self.view.head)
 
     def _acknowledge(self, node: Node) -> None:
         """Witness a commit whose anchors I computed, unless enough have."""
@@ -424,12 +439,10 @@ class Follower:
         if len(node.witnesses - {home}) < WITNESSES_ENOUGH:
             view.out.append(Acknowledge(node.version, node.digest))
 
-    # -- the head ------------------------------------------------------------------------------
-
     def _adopt(self, node: Node) -> None:
         view, old = self.view, self.view.head
-        fork = view.lineage.fork_point(node, old)
-        undone: list[bytes] = []
+        first = view.first_choice()
+        fork, undone = view.lineage.fork_point(node, old), list[bytes]()
         applied: list[CommitRecord] = []
         if fork is not None:
             for one in view.lineage.ancestors(old):
@@ -443,17 +456,20 @@ class Follower:
                     applied.append(self._with_acks(one))
         view.head = node
         if node.version > old.version:
-            self._learn_delay(node)
+            self._learn_delay(node, first if node.parent == old.digest else None)
         view.out.append(
             Adopt(node.digest, node.version, tuple(undone), tuple(applied[::-1]), fork is None)
         )
         self._drop_states()
         self._forget(view.lineage.prune(node, view.held))
 
-    def _learn_delay(self, node: Node) -> None:
+    def _learn_delay(self, node: Node, first: PeerId | None) -> None:
+        """Learn how long a home takes: from those that had the duty first, else every succession
+        would make the next one later."""
         view = self.view
         seen = self.seen.get(node.digest, view.now)
-        if node.record is not None and seen >= view.due_at > 0.0:
+        assert node.record is not None
+        if node.record.header.home == first and seen >= view.due_at > 0.0:
             view.commit_delay.add(seen - view.due_at)
         view.seen_at = seen
         view.due_at = seen + view.interval_s
@@ -479,10 +495,6 @@ class Follower:
         fragment = view.settings.lineage.fragment
         return Heads(tuple(HeadRow(fragment, n.version, n.digest) for n in nodes), reply)
 
-    def announce(self) -> Announce | None:
-        """My head's commit as a message (None at version 0)."""
-        return Announce(self._with_acks(self.view.head)) if self.view.head.record else None
-
     def deadline(self) -> float | None:
-        """When a failed fetch is to be tried again."""
+        """When a failed fetch is tried again."""
         return min((at for at, _ in self.failed.values() if at > self.looked_at), default=None)

@@ -123,6 +123,8 @@ class Home:
             reason = ""  # its maker is ahead of me; I may be home of a version I do not know yet
         # judged before it can spoil a commit: everybody refuses one with an input that is not right
         reason = reason or view.lineage.judge_pieces(c, event.pieces)
+        if not reason and view.leaving:
+            reason = "this peer is leaving"
         if reason or (c.peer, c.seq) in self.inbox:
             return reason
         if len(self.inbox) >= INBOX_MAX:

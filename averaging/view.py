@@ -92,8 +92,9 @@ class View:
 
     def may_home(self) -> bool:
         """Whether I can take the duty for the version after the head."""
-        fresh = self.head.digest not in self.promised
-        return self.settings.can_home and not self.leaving and fresh
+        if self.leaving and any(self.live.values()):
+            return False  # somebody else can; the last one merges its own last work
+        return self.settings.can_home and self.head.digest not in self.promised
 
     def current_home(self) -> PeerId | None:
         """Who is to merge the version after the head, as far as I can see; None: nobody can."""

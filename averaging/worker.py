@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from dugnad.averaging.buffers import AnchorState, BuffersError, FragmentBuffers
-from dugnad.averaging.codecs import CODECS, CodecError, leaf_bounds
+from dugnad.averaging.codecs import CODECS, COMMIT_CODECS, CodecError, leaf_bounds
 from dugnad.averaging.events import HandIn, Key, Merge, Merged
 from dugnad.averaging.formats import Contribution, Header, Input, UnitPiece, pieces_root
 from dugnad.averaging.fragments import Group
@@ -211,7 +211,7 @@ class FragmentWorker:
             for c, vector in zip((k.contribution for k in found), vectors, strict=True)
         ]
         result = merge(inputs, rules.groups, rule=rules.rule)
-        codec = CODECS[rules.commit_codec]
+        codec = COMMIT_CODECS[rules.commit_codec]
         payload = codec.encode(result.vector)
         state = FragmentBuffers.advance(
             parent, payload, codec, eta_bits=rules.eta_bits, mu_bits=rules.mu_bits
@@ -273,10 +273,10 @@ class FragmentWorker:
         parent = self.states.get(header.parent)
         if parent is None:
             raise WorkError("the anchors that it builds on are not here any more")
-        codec = CODECS.get(header.codec)
+        codec = COMMIT_CODECS.get(header.codec)
         size = self.buffers.size
         if codec is None:
-            raise WorkError(f"its codec {header.codec!r} is unknown", lied=True)
+            raise WorkError(f"its codec {header.codec!r} is none of commits", lied=True)
         if len(payload) != codec.encoded_size(size) or len(payload) != header.payload_bytes:
             raise WorkError("its payload has another size")
         leaves = leaf_hashes(payload, leaf_bounds(codec, size))

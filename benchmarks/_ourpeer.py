@@ -9,8 +9,6 @@ modulo their number, so all are homes at once. What the core would add is when t
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -73,10 +71,14 @@ class _Fragment:
 class OurPeer:
     """A substrate of its own, the servers and clients of `dugnad.peer.transfer`, and workers."""
 
-    def __init__(self, *, rank: int, peers: int, params: int, fragments: int, codec: str) -> None:
+    def __init__(
+        self, folder: Path, *, rank: int, peers: int, params: int, fragments: int, codec: str
+    ) -> None:
+        """`folder` is the fleet's own, and short: sockets lie in it."""
         self._rank, self._peers, self._codec = rank, peers, codec
         self._table = table_of(params, fragments)
-        self._folder = Path(tempfile.mkdtemp(prefix="bench-"))
+        self._folder = folder / str(rank)
+        self._folder.mkdir()
         self._identity = Identity.create(self._folder / "key")
         config = SubstrateConfig(
             self._folder / "key", self._folder / "run", hosts=("127.0.0.1",), address_book=False
@@ -158,9 +160,8 @@ class OurPeer:
         return sampled(np.concatenate(moved))
 
     async def close(self) -> None:
-        """Stop p2pd and remove the folder."""
+        """Stop p2pd."""
         await self._substrate.close()
-        await asyncio.to_thread(shutil.rmtree, self._folder, True)
 
     # -- one fragment --------------------------------------------------------------------------
 

@@ -169,6 +169,7 @@ def make_peer(options: argparse.Namespace) -> Peer:
     peer: Peer
     if kind == "ours":
         peer = importlib.import_module("_ourpeer").OurPeer(
+            Path(options.folder),
             rank=options.rank,
             peers=options.peers,
             params=options.params,

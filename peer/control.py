@@ -36,7 +36,7 @@ Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class LeaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /v1/leave`."""
 
-    drain: bool = True
+    drain: bool = False
 
 
 class ControlServer:

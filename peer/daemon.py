@@ -16,7 +16,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -378,7 +377,7 @@ class Daemon:
         self.state, self.reason = "leaving", "handing in what was learned"
         self.training.disable()
         limit = DRAIN_S if self.drain else LEAVE_S
-        if self.averager.live() and self.training.ready is not None:
+        if self.training.ready is not None:
             self.averager.feed_all(ev.LeaveNow())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.averager.handed_over.wait(), limit)
@@ -406,10 +405,8 @@ def run_daemon(
     *,
     manifest: Manifest | None,
     link: Link | None,
-    corpus_folder: Path | None,
 ) -> int:
     """Run a peer until it leaves; returns the exit status. Raises UserError."""
-    del corpus_folder  # the shards are in the run's folder already
     try:
         with FolderLock(home.root):
             identity = Identity.load_or_create(home.identity_key)

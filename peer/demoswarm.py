@@ -174,7 +174,7 @@ class DemoPeer:
         self.leaving = True
         with contextlib.suppress(UserError):  # it may have ended meanwhile: its code tells
             client = Client(self.home, ASK_S)
-            await asyncio.to_thread(client.post, "/v1/leave", {"drain": True})
+            await asyncio.to_thread(client.post, "/v1/leave", {"drain": False})
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), timeout_s)
         return self.exit_code

@@ -9,12 +9,12 @@ fast they are) is not part of what a run is.
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
-from dugnad.averaging.codecs import CODECS
+from dugnad.averaging.codecs import CODECS, HAND_IN_ONLY
 from dugnad.averaging.coverage import UNIT_SEQUENCES_MAX
 from dugnad.averaging.fragments import FragmentError, FragmentTable, build_table
 from dugnad.averaging.merge import RULES
@@ -36,16 +36,19 @@ from dugnad.peer.errors import UserError
 from dugnad.peer.init import initial_parameters
 from dugnad.peer.learner.schedule import OptimiserSettings
 from dugnad.peer.modelconfig import ModelConfig
-from dugnad.peer.runfile import (
+from dugnad.peer.runlimits import (
     ADMITTED_MAX,
     LICENCE_CHARS_MAX,
     NAME_CHARS_MAX,
     PURPOSE_CHARS_MAX,
+    SEED_MAX,
     STEPS_MAX,
     TOKENS_MAX,
-    RunFile,
 )
 from dugnad.peer.views import printable, text_fault
+
+if TYPE_CHECKING:  # loads pydantic, which the daemon does not need
+    from dugnad.peer.runfile import RunFile
 
 FORMAT: Final = 1
 """Version of the layout of a manifest's bytes."""
@@ -61,7 +64,6 @@ FLOOR_MS_MAX: Final = 3_600_000
 STALENESS_MAX: Final = 16
 HORIZON_MAX: Final = 64
 TIME_MS_MAX: Final = 1 << 48
-SEED_MAX: Final = (1 << 63) - 1
 _DOMAIN: Final = "manifest/1"
 _ROOT_BYTES: Final = 32
 _NUMBERS_SHOWN_MAX: Final = 1 << 31
@@ -184,7 +186,7 @@ class MemoryNeed:
 
 
 def build_manifest(
-    run_file: RunFile, signer: Signer, index: DataIndex, *, created_ms: int
+    run_file: "RunFile", signer: Signer, index: DataIndex, *, created_ms: int
 ) -> Manifest:
     """The signed manifest of a new run. Computes version 0, which takes seconds for large models.
 
@@ -412,6 +414,8 @@ def _exchange_faults(m: Manifest) -> str:
         return error.reason
     if outer.rule not in RULES:
         return f"the merging rule {outer.rule!r} is unknown"
+    if exchange.commit_codec in HAND_IN_ONLY:
+        return f"the codec {exchange.commit_codec!r} is too coarse for commits"
     for codec in (exchange.hand_in_codec, exchange.commit_codec):
         if codec not in CODECS:
             return f"the codec {codec!r} is unknown"

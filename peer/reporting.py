@@ -67,6 +67,8 @@ class Report:
                     if isinstance(value, int)
                 },
                 "covered": daemon.ledger.fold.units_covered,
+                "lost": units.given_up,
+                "twice": daemon.ledger.board().twice,
             },
             addresses=list(self._addresses(daemon.identity.peer)),
             link=self.link,
@@ -136,6 +138,7 @@ class Report:
         units = self.daemon.units.status(clock.now())
         built: dict[str, object] = msgspec.to_builtins(units)
         built["covered"] = self.daemon.ledger.fold.units_covered
+        built["lost"] = units.given_up
         built["twice"] = self.daemon.ledger.board().twice
         return built
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dugnad.averaging.codecs import CODECS
+from dugnad.averaging.codecs import CODECS, COMMIT_CODECS, HAND_IN_ONLY
 from dugnad.averaging.coverage import UNIT_SEQUENCES_MAX
 from dugnad.averaging.fragments import FRAGMENTS_MAX, FragmentError, build_table
 from dugnad.averaging.outer import ETA_MAX
@@ -30,18 +30,19 @@ from dugnad.peer.modelconfig import (
     ModelConfig,
 )
 from dugnad.peer.paths import read_bounded
+from dugnad.peer.runlimits import (
+    ADMITTED_MAX,
+    BATCH_MAX,
+    LICENCE_CHARS_MAX,
+    NAME_CHARS_MAX,
+    PURPOSE_CHARS_MAX,
+    SEED_MAX,
+    STEPS_MAX,
+    TOKENS_MAX,
+)
 from dugnad.peer.views import text_fault
 
 RUN_FILE_BYTES_MAX: Final = 1 << 20
-NAME_CHARS_MAX: Final = 80
-PURPOSE_CHARS_MAX: Final = 500
-LICENCE_CHARS_MAX: Final = 80
-ADMITTED_MAX: Final = 1024
-"""Keys in an admission list: they travel in the manifest, 32 bytes each."""
-TOKENS_MAX: Final = 1 << 60
-SEED_MAX: Final = (1 << 63) - 1
-BATCH_MAX: Final = 4096
-STEPS_MAX: Final = 100_000
 SOTU: Final = "sotu"
 _UNKNOWN_KEY: Final = "extra_forbidden"
 
@@ -185,6 +186,11 @@ class ExchangeSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.commit_codec in HAND_IN_ONLY:
+            raise ValueError(
+                f"commit_codec {self.commit_codec!r} is too coarse for what all peers step with: "
+                f"use {', '.join(COMMIT_CODECS)}"
+            )
         for key in ("hand_in_codec", "commit_codec"):
             codec = getattr(self, key)
             if codec not in CODECS:

@@ -10,6 +10,7 @@ import errno
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -36,7 +37,9 @@ from dugnad.peer.manifest import (
     run_id,
 )
 from dugnad.peer.paths import Home, disk_error, read_bounded, write_private
-from dugnad.peer.runfile import SOTU, RunFile, data_folder, load_run_file
+
+if TYPE_CHECKING:  # loads pydantic, which the daemon does not need
+    from dugnad.peer.runfile import RunFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ def prepare_start(run_path: Path, home: Home, settings: Settings, *, new: bool =
     A run file that was started from this data folder before, and has not changed, goes on with the
     same run unless `new`. UserError for everything that stands in the way.
     """
+    from dugnad.peer.runfile import SOTU, data_folder, load_run_file
+
     run_file = load_run_file(run_path)
     folder = data_folder(run_file, run_path)
     check_memory(memory_need_of(run_file.model.config()), memory_available())
@@ -215,7 +220,7 @@ def _read_corpus(source: str) -> Corpus:
         raise UserError("E020", error.reason, error.fix) from error
 
 
-def _chosen(run_file: RunFile) -> list[tuple[str, str]]:
+def _chosen(run_file: "RunFile") -> list[tuple[str, str]]:
     """What the organiser chose, defaults included, that no other row says."""
     train = run_file.train
     return [

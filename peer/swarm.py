@@ -60,9 +60,7 @@ class Swarm:
 
     def seeds(self) -> list[PeerId]:
         """Peers of the seeds that answered."""
-        found = [
-            parse_address(one.address).peer for one in self.reports if one.ok
-        ]
+        found = [parse_address(one.address).peer for one in self.reports if one.ok]
         return list(dict.fromkeys(peer for peer in found if peer is not None))
 
     async def start(self, run: RunId, advert: Advert, admitted: frozenset[PeerId] | None) -> None:

@@ -228,8 +228,11 @@ class Vitals:
         roster = daemon.swarm.roster
         for peer in daemon.averager.live():
             advert = roster.advert(peer) if roster is not None else None
-            if peer not in known and advert is not None and advert.tokens_per_s > 0.0:
-                newcomers.append((peer, advert.speed_class))
+            if peer in known or advert is None or "train" not in advert.roles:
+                continue
+            # a learner that is just starting counts as fast as mine: its share is left for it
+            own = daemon.training.own_class or 0
+            newcomers.append((peer, advert.speed_class if advert.tokens_per_s > 0.0 else own))
         daemon.units.handle(Participants(head.digest, members, tuple(sorted(newcomers))), now)
 
     def _advertise(self) -> None:

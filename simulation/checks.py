@@ -46,6 +46,9 @@ class Checks:
     roots: dict[bytes, bytes] = field(default_factory=dict)
     births: dict[bytes, int] = field(default_factory=dict)
     first_seq: dict[tuple[bytes, int, int], int] = field(default_factory=dict)
+    bases: dict[Key, int] = field(default_factory=dict)
+    highest: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    """(peer, fragment) -> the highest version that its head ever had."""
     worst: float = 0.0
 
     def handed_in(
@@ -58,6 +61,7 @@ class Checks:
         if key in self.vectors:
             raise Violation(f"seq {made.seq} of fragment {p} was used twice by peer {sim.number}")
         self.vectors[key] = vector.astype(np.float64)
+        self.bases[key] = made.base
         self.first_seq.setdefault((sim.peer, p, sim.born), made.seq)
 
     def committed(self, record: fm.CommitRecord, digest: bytes) -> None:
@@ -74,8 +78,9 @@ class Checks:
     def adopted(self, sim: SimPeer, p: int, old: bytes, adopt: Adopt) -> None:
         """A peer changed its head: equal digests mean equal bits.
 
-        A switch of up to F versions settles everything anew. A deeper one leaves behind what the
-        old lineage listed and the new one does not; that is accounted for as given up.
+        A switch of up to F versions settles everything anew. A deeper one, also an earlier one to a
+        lineage of lower version, leaves behind what the old lineage listed and the new one does
+        not; that is accounted for as given up.
         """
         fragment = sim.fragments[p]
         state = fragment.worker.states[adopt.digest]
@@ -85,13 +90,32 @@ class Checks:
         before, now = self.listed.get(old, {}), self.listed[adopt.digest]
         kept = fragment.worker.buffers.retained
         first = self.first_seq.get((sim.peer, p, sim.born), 1 << 62)
+        highest = max(self.highest.get((sim.peer, p), 0), adopt.version)
+        self.highest[(sim.peer, p)] = highest
         for key in sorted(set(before) ^ set(now)):
             if key[0] != sim.peer or key[1] < first or key[1] in kept:
                 continue
-            if len(adopt.undone) <= self.horizon and not adopt.gap:
+            settled = self.bases[(sim.peer, p, key[1])] + self.horizon < highest
+            if len(adopt.undone) <= self.horizon and not adopt.gap and not settled:
                 raise Violation(f"contribution {key[1]} was forgotten and its listing changed")
             share = before.get(key, 0.0) - now.get(key, 0.0)
             fragment.given_up += share * self.vectors[(sim.peer, p, key[1])]
+
+    def forgotten(self, sim: SimPeer, p: int, seq: int) -> None:
+        """A peer lets go of a contribution: it is listed, or all of it came back.
+
+        Only where the chain down to its base is not known (a peer that came back without its
+        history) may it be neither: then that progress is given up.
+        """
+        fragment = sim.fragments[p]
+        kept = fragment.worker.buffers.retained.get(seq)
+        if kept is None or (sim.peer, seq) in self.listed.get(fragment.head, {}):
+            return
+        core, made = fragment.core, fragment.worker.inbox[(sim.peer, seq)].contribution
+        if kept.returned < 1.0:
+            if core.view.lineage.oldest_known(core.head) <= made.base + 1:
+                raise Violation(f"contribution {seq} is forgotten, neither listed nor returned")
+            fragment.given_up += (1.0 - kept.returned) * self.vectors[(sim.peer, p, seq)]
 
     def after(self, sim: SimPeer, p: int) -> None:
         """Check the conservation law for one peer and fragment."""

@@ -206,7 +206,8 @@ class World:
 
     def freeze(self, peer: PeerId, seconds: float) -> None:
         """A stopped machine (SIGSTOP, a closed lid): it does nothing and hears later."""
-        self.peers[peer].frozen_until = self.now + seconds
+        sim = self.peers[peer]
+        sim.frozen_until = max(sim.frozen_until, self.now + seconds)
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -318,6 +319,7 @@ class World:
             case ev.Settle(seq, share):
                 fragment.worker.settle(seq, share)
             case ev.Forget(seq):
+                self.checks.forgotten(sim, p, seq)
                 fragment.worker.forget(seq)
             case ev.Adopt(digest, version, undone, applied, _):
                 names = [fm.header_digest(one.header, RUN) for one in applied]

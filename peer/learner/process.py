@@ -131,7 +131,8 @@ class LearnerProcess:
         """End the process: Stop, and SIGKILL after `timeout_s`. Returns once nothing of it is
         left.
         """
-        assert self._watching is not None, "it was never launched"
+        if self._watching is None:
+            return Exited(-1, "it was never launched", True)
         self._stopping = True
         if timeout_s > 0.0:
             with contextlib.suppress(LearnerGone):

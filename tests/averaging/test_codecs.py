@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dugnad.averaging.codecs import (
-    CODECS,
+    COMMIT_CODECS,
     FLOAT16_MAX,
+    HAND_IN_ONLY,
     INT8_BLOCK,
     SMALLEST,
     Codec,
@@ -17,6 +18,7 @@ from dugnad.averaging.codecs import (
 )
 from dugnad.averaging.tree import LEAF_PARAMS, Vector
 
+CODECS = COMMIT_CODECS | HAND_IN_ONLY
 ALL = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
 LENGTHS = [1, 5, INT8_BLOCK, INT8_BLOCK + 1, LEAF_PARAMS, LEAF_PARAMS + 1, 2 * LEAF_PARAMS + 77]
 
@@ -39,7 +41,18 @@ def test_the_size_is_known_before_encoding(codec: Codec, n: int) -> None:
 
 def test_sizes_are_those_of_the_format() -> None:
     sizes = {name: codec.encoded_size(LEAF_PARAMS + 1) for name, codec in CODECS.items()}
-    assert sizes == {"float32": 262_148, "float16": 131_074, "int8": 65_536 + 64 * 4 + 1 + 4}
+    assert sizes == {
+        "float32": 262_148,
+        "float16": 131_074,
+        "int8": 65_536 + 64 * 4 + 1 + 4,
+        "int4": 32_768 + 1024 * 2 + 1 + 2,
+        "topk-25": 10_616 + 10,
+        "topk-12.5": 6360 + 10,
+        "topk-6.25": 3720 + 10,
+        "topk-3.12": 2144 + 10,
+        "topk-1.56": 1228 + 10,
+        "topk-0.78": 706 + 10,
+    }
 
 
 @ALL

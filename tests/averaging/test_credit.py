@@ -249,7 +249,7 @@ def test_credit_is_provisional_until_its_commit_is_f_versions_deep() -> None:
     assert fold.board().as_of_ms == START_MS + 1000
 
 
-def test_a_homes_own_input_waits_for_another_contributors_word() -> None:
+def test_an_ack_answers_a_question_but_only_the_chain_moves_the_board() -> None:
     home, other = PEERS[0], PEERS[1]
     chain = Chain(0)
     piece = UnitPiece(0, owned(0)[0], 0, 4)
@@ -264,6 +264,8 @@ def test_a_homes_own_input_waits_for_another_contributors_word() -> None:
     assert fold.acknowledge(Ack(other, 0, 1, digest))
     assert not fold.acknowledge(Ack(other, 0, 1, digest)), "nothing new the second time"
     assert fold.witnessed(digest)[0]
+    assert row(fold, home)["tokens"] == 0, "peers know different acks; boards must not differ"
+    fold.follow(0, fill(chain, 1, [other]).commits)
     assert row(fold, home)["tokens"] == 40
 
 

@@ -72,13 +72,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Stands in for the daemon; the list holds the arguments of each start. Any: of all types."""
     calls: list[dict[str, Any]] = []
 
-    def run_daemon(home: Home, settings: Settings, **rest: Any) -> int:
+    def become_daemon(home: Home, settings: Settings, **rest: Any) -> int:
         calls.append({"home": home, "settings": settings, **rest})
         return 0
 
-    module = ModuleType("dugnad.peer.daemon")
-    module.run_daemon = run_daemon  # type: ignore[attr-defined]  # a module made here
-    monkeypatch.setitem(sys.modules, "dugnad.peer.daemon", module)
+    module = ModuleType("dugnad.peer.launch")
+    module.become_daemon = become_daemon  # type: ignore[attr-defined]  # a module made here
+    monkeypatch.setitem(sys.modules, "dugnad.peer.launch", module)
     return calls
 
 
@@ -130,7 +130,6 @@ def test_start_gives_the_daemon_all_it_needs(
     assert call["home"] == home
     assert isinstance(call["manifest"], Manifest)
     assert call["link"] is None
-    assert call["corpus_folder"].is_dir()
     assert call["settings"].listen.host == "127.0.0.1"
     assert (call["settings"].threads, call["settings"].cpu_share) == (1, 0.5)
 

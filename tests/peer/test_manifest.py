@@ -155,6 +155,7 @@ def test_a_part_out_of_range_is_refused(
         ("outer", "rule", "median", "'median' is unknown"),
         ("exchange", "hand_in_codec", "exec", "'exec' is unknown"),
         ("exchange", "commit_codec", "", "'' is unknown"),
+        ("exchange", "commit_codec", "topk-1.56", "'topk-1.56' is too coarse"),
         ("exchange", "steps_per_merge", 0, "steps_per_merge 0"),
         ("exchange", "merge_floor_ms", 0, "merge_floor_ms 0"),
         ("exchange", "tokens_per_merge", -1, "tokens_per_merge -1"),

@@ -162,9 +162,7 @@ def test_a_swarm_survives_a_kill_takes_in_a_newcomer_and_leaves_nothing_behind(
     assert len(first.family) >= 2, "p2pd and the learner"
     killed = time.monotonic()
     first.process.kill()  # the first one, the organiser: nobody is special
-    wait_for(
-        lambda: "lost" in second.log.read_text(errors="replace"), 8.0, "news of the loss"
-    )
+    wait_for(lambda: "lost" in second.log.read_text(errors="replace"), 8.0, "news of the loss")
     assert time.monotonic() - killed < 8.0
     wait_for(lambda: gone(first.family), 5.0, "the end of its children")
 
@@ -221,7 +219,11 @@ def test_a_second_daemon_on_the_same_folder_is_refused_with_the_pid_of_the_first
     peer, link = swarm.start()
     command = [sys.executable, "-m", "dugnad.peer.cli", "join", link, "--yes"]
     second = subprocess.run(
-        [*command, "--home", str(peer.home)], capture_output=True, text=True, timeout=60, check=False
+        [*command, "--home", str(peer.home)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert second.returncode == 22, second.stderr
     assert str(peer.process.pid) in second.stderr

@@ -1,0 +1,68 @@
+"""HTML and SVG from small calls. All escaping of the dashboard happens in `el` and `escape`.
+
+A child that is a `Markup` was made here and goes in as it is; any other child is foreign text and
+is escaped. There is no way to write an attribute or a text without passing here.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from typing import Final
+
+Value = str | int | float | bool | None
+_VOID: Final = frozenset({"br", "col", "hr", "input", "link", "meta"})
+
+
+class Markup(str):
+    """Text that is markup already. Made by this package only, from literals and escaped parts."""
+
+    __slots__ = ()
+
+
+EMPTY: Final = Markup("")
+
+
+def escape(text: str) -> str:
+    """`text` as it may stand between tags and inside a quoted attribute."""
+    return html.escape(text, quote=True)
+
+
+def el(name: str, /, *children: object, **attributes: Value) -> Markup:
+    """The element `name`. A child is text, a number, `Markup`, None, or a list of these.
+
+    Attribute names are written in Python: `cls` for class, a trailing underscore is dropped and
+    others become hyphens. None and False leave an attribute out, True writes it without a value.
+    """
+    start = f"<{name}{_attributes(attributes)}>"
+    if name in _VOID:
+        return Markup(start)
+    return Markup(f"{start}{''.join(map(_text, children))}</{name}>")
+
+
+def join(*children: object) -> Markup:
+    """The children one after the other, without an element around them."""
+    return Markup("".join(map(_text, children)))
+
+
+def _text(child: object) -> str:
+    if isinstance(child, Markup):
+        return child
+    if isinstance(child, str):
+        return html.escape(child)
+    if child is None:
+        return ""
+    if isinstance(child, int | float):
+        return str(child)
+    assert isinstance(child, Iterable), f"{type(child).__name__} is no child of an element"
+    return "".join(map(_text, child))
+
+
+def _attributes(attributes: dict[str, Value]) -> str:
+    parts = []
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        name = "class" if key == "cls" else key.rstrip("_").replace("_", "-")
+        parts.append(f" {name}" if value is True else f' {name}="{html.escape(str(value))}"')
+    return "".join(parts)

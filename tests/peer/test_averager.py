@@ -1,0 +1,257 @@
+"""The exchange's shell: several averagers in one process, joined by a network of plain calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from dugnad.averaging import events as ev
+from dugnad.averaging import formats as fm
+from dugnad.averaging.buffers import AnchorState
+from dugnad.averaging.exchange import Exchange
+from dugnad.averaging.fragments import Group
+from dugnad.averaging.lineage import LineageRules
+from dugnad.averaging.outer import bits_of
+from dugnad.averaging.tree import Vector
+from dugnad.averaging.view import ExchangeSettings
+from dugnad.averaging.worker import FragmentRules, FragmentWorker, Progress
+from dugnad.dht.identity import Identity
+from dugnad.dht.ids import PeerId, RunId
+from dugnad.dht.ports import TransportError
+from dugnad.peer.averager import Averager, LearnerAway, Ports
+from dugnad.peer.pull import PullError
+from dugnad.peer.store import Promise
+
+pytestmark = pytest.mark.slow
+
+RUN = RunId(b"r" * 32)
+SIZE = 40
+START = np.linspace(-1.0, 1.0, SIZE, dtype=np.float32)
+
+
+@dataclass
+class Learner:
+    """A learner that makes progress whenever it is looked at."""
+
+    theta: Vector = field(default_factory=START.copy)
+    step: int = 0
+    away: bool = False
+    known: int = 0
+
+    async def copy_out(self, fragment: int) -> tuple[Vector, int]:
+        if self.away:
+            raise LearnerAway
+        self.step += 1
+        self.theta = self.theta - np.float32(0.001)
+        return self.theta.copy(), self.step
+
+    async def add_in(self, fragment: int, delta: Vector) -> None:
+        if self.away:
+            raise LearnerAway
+        self.theta = self.theta + delta
+
+    def progress(self, fragment: int, seq: int, step: int) -> Progress | None:
+        pieces = (fm.UnitPiece(0, self.step, 0, 1),)
+        return Progress(8, 1, pieces, 20, True)
+
+    def settled(self, fragment: int, seq: int, share: float) -> None:
+        self.known += 1
+
+    def forgotten(self, fragment: int, seq: int) -> None:
+        pass
+
+
+class Records:
+    """Promises in memory."""
+
+    def __init__(self) -> None:
+        self.promised: dict[bytes, bytes] = {}
+
+    async def raise_seq(self, fragment: int, listed: int) -> None:
+        pass
+
+    async def promise_header(self, promise: Promise) -> bool:
+        return self.promised.setdefault(promise.parent, promise.digest) == promise.digest
+
+
+class Network:
+    """Plain calls between the averagers of one test."""
+
+    def __init__(self, me: PeerId, others: dict[PeerId, Averager]) -> None:
+        self.me, self.others = me, others
+
+    def send(self, peer: PeerId, message: fm.Message) -> None:
+        if peer in self.others:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self.others[peer].message_in, self.me, message)
+
+    async def push(
+        self,
+        peer: PeerId,
+        contribution: fm.Contribution,
+        pieces: tuple[fm.UnitPiece, ...],
+        payload: bytes,
+    ) -> str:
+        if peer not in self.others:
+            raise TransportError("nobody is there")
+        return await self.others[peer].contribution_in(contribution, pieces, payload)
+
+    async def payload(self, peers: Sequence[PeerId], header: fm.Header, size: int) -> bytes:
+        digest = fm.header_digest(header, RUN)
+        for peer in peers:
+            commit = self.others[peer].commit(header.fragment, digest)
+            if commit is not None:
+                return commit.payload
+        raise PullError("nobody has it")
+
+    async def anchors(
+        self, peers: Sequence[PeerId], header: fm.Header, size: int
+    ) -> tuple[Vector, Vector]:
+        digest = fm.header_digest(header, RUN)
+        for peer in peers:
+            state = self.others[peer].anchor(header.fragment, digest)
+            if state is not None:
+                return state.theta.copy(), state.momentum.copy()
+        raise PullError("nobody has it")
+
+
+def make(identity: Identity, others: dict[PeerId, Averager], learner: Learner) -> Averager:
+    """One averager with one fragment that is due every 0.2 s."""
+    anchor = AnchorState.fresh(START)
+    lineage = LineageRules(
+        run=RUN,
+        fragment=0,
+        staleness=2,
+        horizon=4,
+        member_versions=8,
+        merge_floor_ms=50,
+        genesis_theta_root=anchor.theta_root,
+        genesis_time_ms=0,
+        sequence_tokens=8,
+    )
+    eta, mu = bits_of(1.0), bits_of(0.0)
+    settings = ExchangeSettings(
+        me=identity.peer, lineage=lineage, eta_bits=eta, mu_bits=mu, can_home=True, boot=1
+    )
+    core = Exchange(settings)
+    rules = FragmentRules(
+        run=RUN,
+        fragment=0,
+        groups=(Group(0, SIZE, "matrix"),),
+        rule="mean",
+        hand_in_codec="float32",
+        commit_codec="float32",
+        eta_bits=eta,
+        mu_bits=mu,
+    )
+    worker = FragmentWorker.start(rules, identity.peer, core.head.digest, anchor)
+    ports = Ports(
+        run=RUN,
+        signer=identity,
+        learner=learner,
+        network=Network(identity.peer, others),
+        records=Records(),
+        clock=time.monotonic,
+        on_adopt=lambda p, action, header: None,
+        on_note=lambda p, note: None,
+    )
+    averager = Averager(ports, [(core, worker)])
+    others[identity.peer] = averager
+    return averager
+
+
+async def until(what: object, timeout_s: float = 8.0) -> None:
+    """Wait until ``what()`` is true."""
+    assert callable(what)
+    async with asyncio.timeout(timeout_s):
+        while not what():  # noqa: ASYNC110  # a state of several objects has no event
+            await asyncio.sleep(0.02)
+
+
+def begin(averagers: list[Averager]) -> None:
+    """Everybody meets and is ready."""
+    for one in averagers:
+        one.start()
+        offset = time.time() - time.monotonic()
+        one.feed_all(ev.Pace(0.2, offset))
+        one.feed_all(ev.LearnerState(True))
+        for other in averagers:
+            if other is not one:
+                one.peer_up(other.ports.signer.peer, can_home=True)
+
+
+def swarm(count: int) -> tuple[list[Averager], list[Learner]]:
+    """Averagers that know each other, with their learners."""
+    others: dict[PeerId, Averager] = {}
+    learners = [Learner() for _ in range(count)]
+    made = [
+        make(Identity.ephemeral(bytes([65 + n]) * 32), others, learners[n]) for n in range(count)
+    ]
+    return made, learners
+
+
+def version(averager: Averager) -> int:
+    return averager.fragments[0].core.head.version
+
+
+async def test_three_averagers_merge_and_hold_the_same_bits() -> None:
+    averagers, learners = swarm(3)
+    begin(averagers)
+    await until(lambda: all(version(a) >= 4 for a in averagers))
+    await until(lambda: len({a.fragments[0].core.head.digest for a in averagers}) == 1)
+    roots = {a.anchors()[0].theta_root for a in averagers}
+    assert len(roots) == 1
+    assert float(averagers[0].anchors()[0].theta.mean()) < float(START.mean()), "it learned"
+    assert all(learner.known == 0 for learner in learners), "all was listed, nothing came back"
+    for one in averagers:
+        await one.close()
+
+
+async def test_a_learner_that_is_away_stops_nobody() -> None:
+    averagers, learners = swarm(3)
+    learners[0].away = True
+    begin(averagers)
+    await until(lambda: all(version(a) >= 3 for a in averagers))
+    for one in averagers:
+        await one.close()
+
+
+async def test_after_leaving_everything_is_in_other_hands() -> None:
+    averagers, _ = swarm(2)
+    begin(averagers)
+    await until(lambda: all(version(a) >= 2 for a in averagers))
+    averagers[0].feed_all(ev.LeaveNow())
+    async with asyncio.timeout(5.0):
+        await averagers[0].handed_over.wait()
+    for one in averagers:
+        await one.close()
+
+
+async def test_the_last_one_to_leave_merges_its_own_work() -> None:
+    averagers, _ = swarm(1)
+    begin(averagers)
+    await until(lambda: version(averagers[0]) >= 2)
+    before = version(averagers[0])
+    averagers[0].feed_all(ev.LeaveNow())
+    async with asyncio.timeout(5.0):
+        await averagers[0].handed_over.wait()
+    assert version(averagers[0]) > before
+    await averagers[0].close()
+
+
+async def test_a_payload_with_other_numbers_than_its_root_is_refused() -> None:
+    averagers, _ = swarm(2)
+    begin(averagers)
+    await until(lambda: all(version(a) >= 1 for a in averagers))
+    inbox = averagers[0].fragments[0].worker.inbox
+    kept = next(iter(inbox.values()))
+    spoiled = bytes(len(kept.payload))
+    reason = await averagers[1].contribution_in(kept.contribution, kept.pieces, spoiled)
+    assert "root" in reason
+    for one in averagers:
+        await one.close()
