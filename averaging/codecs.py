@@ -162,7 +162,7 @@ HAND_IN_ONLY: Final[dict[str, Codec]] = {
 }
 """Codecs too coarse for a commit, from the richest down."""
 
-CODECS: Final[dict[str, Codec]] = COMMIT_CODECS
+CODECS: Final[dict[str, Codec]] = COMMIT_CODECS | HAND_IN_ONLY
 """Every codec by its name in manifests and headers, from the richest down."""
 
 

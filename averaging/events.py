@@ -233,6 +233,14 @@ class SendContribution:
 
 
 @dataclass(frozen=True, slots=True)
+class Forward:
+    """Send somebody else's contribution on: I am leaving, its maker may be gone already."""
+
+    key: Key
+    to: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class Merge:
     """Merge these contributions, in this order, on top of ``parent``."""
 
@@ -338,6 +346,7 @@ class Note:
 Action = (
     HandIn
     | SendContribution
+    | Forward
     | Merge
     | Sign
     | Acknowledge

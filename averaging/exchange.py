@@ -157,6 +157,7 @@ class Exchange:
                 self.follower.obtain_failed(event)
             case LeaveNow():
                 view.leaving = True
+                self.home.hand_over()
             case _:
                 assert_never(event)
 

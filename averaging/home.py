@@ -16,6 +16,7 @@ from dugnad.averaging.events import (
     Broadcast,
     ContributionIn,
     DropPayload,
+    Forward,
     Key,
     Merge,
     Merged,
@@ -132,6 +133,14 @@ class Home:
         if sum(peer == c.peer for peer, _ in self.inbox) >= PER_MAKER_MAX:
             return "too many contributions of its maker lie here"
         return ""
+
+    def hand_over(self) -> None:
+        """I am leaving: what lies here goes to whoever is home after me."""
+        home = self.view.current_home()
+        if home is None or home == self.view.me:
+            return
+        for key in sorted(self.inbox):
+            self.view.out.append(Forward(key, home))
 
     def new_head(self) -> None:
         """The head changed: start over for the version after it."""

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from dugnad.averaging.codecs import CODECS, SMALLEST, CodecError, settle_range
+from dugnad.averaging.codecs import COMMIT_CODECS, SMALLEST, CodecError, settle_range
 from dugnad.averaging.tree import LEAF_PARAMS, Vector, param_bounds
 
 ETA_MAX: Final = 2.0
@@ -127,9 +127,9 @@ _CONFORMANCE_DIGESTS: Final = (
 def conformance() -> str | None:
     """Return None if this machine computes the exchange as all others do, else what it got wrong.
 
-    About a millisecond. Decodes payloads made of integers in each codec, some scales at and below
-    SMALLEST, steps with them and compares SHA-256 of anchor and momentum with constants. A machine
-    that fails must not take part in merges: it would hold other bits than the rest.
+    About a millisecond. Decodes payloads made of integers in each codec of commits, some scales at
+    and below SMALLEST, steps with them and compares SHA-256 of anchor and momentum with constants.
+    A machine that fails must not take part in merges: it would hold other bits than the rest.
     """
     try:
         state = _conformance_state()
@@ -150,7 +150,7 @@ def _conformance_state() -> OuterState:
     state = OuterState(theta, np.zeros(n, np.float32))
     for number, (eta, mu) in enumerate(_CONFORMANCE_RATES):
         rates = Rates.of_bits(eta_bits=bits_of(eta), mu_bits=bits_of(mu))
-        for index, codec in enumerate(CODECS.values()):
+        for index, codec in enumerate(COMMIT_CODECS.values()):
             data = _conformance_payload(codec.name, n, seed=10 * number + index)
             state = step(state, codec.decode(data, n), rates)
     return state

@@ -8,7 +8,6 @@ has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -226,7 +225,3 @@ class NumericWorld(World):
             whole = np.zeros(self.task.table.total, np.float32)
             whole[self._part(p)] = fragment.theta
             model.add_in(p, whole)
-
-
-Progress = Callable[[str], None]
-"""Hears of each part of a benchmark that is done."""

@@ -69,7 +69,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fragments", type=int, default=4)
     parser.add_argument("--batch", type=int, default=4, help="sequences a step and peer")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate of AdamW")
-    parser.add_argument("--h", type=int, nargs="+", default=[16], help="steps between merges")
+    parser.add_argument("--h", type=int, nargs="+", default=[8], help="steps between merges")
     parser.add_argument("--eta", type=float, nargs="+", default=[1.0], help="outer learning rate")
     parser.add_argument("--mu", type=float, nargs="+", default=[0.0], help="outer momentum")
     parser.add_argument("--codec", default="int8", choices=["int8", "float16", "float32"])

@@ -18,7 +18,7 @@ _TIME_STEPS: Final = (
     *(n * _SECOND for n in (1, 2, 5, 10, 15, 30)),
     *(n * _MINUTE for n in (1, 2, 5, 10, 15, 30)),
     *(n * _HOUR for n in (1, 2, 3, 6, 12)),
-    *(n * _DAY for n in (1, 2, 7, 14, 28, 91, 182, 364, 1820, 36_400)),
+    *(n * _DAY for n in (1, 2, 3, 5, 7, 14, 28, 91, 182, 364, 1820, 36_400)),
 )
 _LOG_DECADES_MIN: Final = 0.8
 """Below this many powers of ten, ticks at 1, 2 and 5 would be fewer than three."""
@@ -71,7 +71,10 @@ def number_ticks(low: float, high: float, about: int) -> Ticks:
 
 
 def _number_label(value: float, digits: int) -> str:
-    return amount(round(value)) if abs(value) >= 1000 else f"{value:.{digits}f}"
+    if abs(value) < 1000:
+        return f"{value:.{digits}f}"
+    number, _, letter = amount(round(value)).partition(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {letter}"
 
 
 def _round_step(raw: float) -> float:

@@ -147,8 +147,12 @@ def _forms(query: TableQuery, path: str, me: str, period: str) -> Markup:
     return filter_form(
         query,
         path,
-        "Name or key",
-        el("label", "Find me ", el("input", type="search", name="me", value=me, maxlength=64)),
+        "Filter by name or key",
+        el(
+            "label",
+            "Find me (name or end of key) ",
+            el("input", type="search", name="me", value=me, maxlength=64),
+        ),
         el("label", "Period ", el("select", options, name="period")),
     )
 

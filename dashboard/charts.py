@@ -21,8 +21,8 @@ POINTS_MAX: Final = 600
 """Points of a line: two for each pixel column of a small screen."""
 SERIES_MAX: Final = 8
 """Patterns that can still be told apart."""
-LETTER_PX: Final = 6.2
-"""Usual width of a letter of 11 px, to keep labels apart."""
+LETTER_PX: Final = 6.8
+"""Usual width of a letter of 12 px, to keep labels apart."""
 
 Kind = Literal["line", "step", "area"]
 Axis = Literal["tokens", "time"]
@@ -37,7 +37,8 @@ class Size:
     height: int
 
 
-WIDE: Final = Size("wide", 720, 260)
+WIDE: Final = Size("wide", 960, 280)
+HALF: Final = Size("half", 560, 260)
 NARROW: Final = Size("narrow", 340, 230)
 
 
@@ -127,13 +128,30 @@ def thin(
     return [one for n, one in enumerate(kept) if n == 0 or one != kept[n - 1]]
 
 
+def smooth(
+    points: tuple[tuple[float, float], ...], limit: int = POINTS_MAX
+) -> list[tuple[float, float]]:
+    """At most `limit` of `points`: the mean of each stretch of x, since older values are means
+    already. The last is kept as it is.
+    """
+    if len(points) <= limit:
+        return list(points)
+    low, width = points[0][0], (points[-1][0] - points[0][0]) / (limit - 1) or 1.0
+    sums: dict[int, tuple[float, float, int]] = {}
+    for x, y in points[:-1]:
+        column = min(int((x - low) / width), limit - 2)
+        sum_x, sum_y, n = sums.get(column, (0.0, 0.0, 0))
+        sums[column] = (sum_x + x, sum_y + y, n + 1)
+    return [*((sx / n, sy / n) for sx, sy, n in sums.values()), points[-1]]
+
+
 def _y(point: tuple[float, float]) -> float:
     return point[1]
 
 
 def plot_svg(plot: Plot, size: Size = WIDE, *, style: str = "") -> Markup:
     """The drawing of `plot`. `style` is CSS to put inside, for a file that stands alone."""
-    frame = _Frame(52, 14 + 16 * _legend_rows(plot), size.width - 12, size.height - 40)
+    frame = _Frame(52, 24 + 18 * _legend_rows(plot), size.width - 12, size.height - 40)
     x, y = _scales(plot, frame)
     ticks_x = _x_ticks(plot, x, size)
     about = 5
@@ -220,7 +238,7 @@ def _axis_titles(plot: Plot, frame: _Frame, size: Size) -> Markup:
     below = "tokens merged" if plot.axis == "tokens" else "time (UTC)"
     unit = plot.y_label + (", logarithmic" if plot.log else "")
     return join(
-        el("text", unit, cls="unit", x=4, y=_n(frame.top - 4)),
+        el("text", unit, cls="unit", x=4, y=_n(frame.top - 10)),
         el("text", below, cls="unit", x=_n(frame.right), y=size.height - 6, text_anchor="end"),
     )
 
@@ -228,7 +246,9 @@ def _axis_titles(plot: Plot, frame: _Frame, size: Size) -> Markup:
 def _curve(curve: Curve, scales: tuple[Scale, Scale], frame: _Frame, log: bool) -> Markup:
     x, y = scales
     points = [
-        (x.at(a), y.at(b)) for a, b in thin(curve.points) if math.isfinite(b) and (b > 0 or not log)
+        (x.at(a), y.at(b))
+        for a, b in (thin if curve.kind == "step" else smooth)(curve.points)
+        if math.isfinite(b) and (b > 0 or not log)
     ]
     if not points:
         return Markup("")
@@ -287,8 +307,8 @@ def _marks(plot: Plot, x: Scale, frame: _Frame) -> Markup:
 
 def _legend_rows(plot: Plot) -> int:
     if len(plot.curves) < 2:
-        return 1 if plot.y_label else 0
-    return 2
+        return 0
+    return 1
 
 
 def _legend(plot: Plot) -> Markup:
@@ -316,7 +336,7 @@ def bars_svg(bars: Bars, size: Size = WIDE, *, style: str = "") -> Markup:
     y = Scale(*fitted([float(t) for t in totals], zero=True), frame.bottom, frame.top)
     x = Scale(0, max(len(bars.labels), 1), frame.left, frame.right)
     ticks: Ticks = [(n + 0.5, label) for n, label in enumerate(bars.labels)]
-    every = max(1, math.ceil(len(ticks) / (size.width // 70)))
+    every = max(1, math.ceil(len(ticks) / (size.width // 76)))
     body = join(
         _grid(ticks[::every], number_ticks(y.low, y.high, 4), (x, y), frame),
         el("text", bars.y_label, cls="unit", x=4, y=_n(frame.top - 8)),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from dugnad.dashboard.charts import (
+    HALF,
     NARROW,
     WIDE,
     Axis,
@@ -288,17 +289,17 @@ FIGURES: Final[Mapping[str, Callable[[View, Choice], Figure]]] = {
 
 
 def figure_html(
-    view: View, figure: Figure, *, address: str = "", controls: Markup = EMPTY
+    view: View, figure: Figure, *, address: str = "", controls: Markup = EMPTY, half: bool = False
 ) -> Markup:
     """The figure on a page: caption, the drawing in two sizes (the style sheet shows the one that
-    fits), a line for reading values, a key, and the numbers.
+    fits; `half` is for two beside each other), a line for reading values, a key, and the numbers.
     """
     name = figure.chart.name
     return el(
         "figure",
         el("figcaption", figure.caption),
         controls or None,
-        figure.svg(WIDE),
+        figure.svg(HALF if half else WIDE),
         figure.svg(NARROW),
         el("output", cls="readout", aria_live="polite"),
         _bar_key(figure.chart),

@@ -196,17 +196,16 @@ def _windows(view: View) -> str:
 
 def _merge_tile(view: View) -> Markup:
     state = view.state
-    due = state.next_due_ms
+    due = state.next_due(view.now_ms)
     if state.ended is not None:
         value, note = "none", "the run has ended"
-    elif not due:
+    elif due is None:
         value, note = "—", "not known yet"
     else:
-        left = (due - view.now_ms) / 1000
+        left = (due[0] - view.now_ms) / 1000
         value = f"in {span(left)}" if left >= 1 else "due now"
-        which = [p for p, one in state.heads.items() if one.due_ms == due]
-        note = f"fragment {which[0]}, {count(state.merges, 'merge')} so far"
-    clock = el("span", value, data_due=due or None)
+        note = f"fragment {due[1]}, {count(state.merges, 'merge')} so far"
+    clock = el("span", value, data_due=due[0] if due is not None else None)
     return _tile("Next merge", clock, note)
 
 
@@ -235,10 +234,12 @@ def _ended(view: View) -> Markup | None:
 
 def _chart_section(view: View, heading: str) -> Markup:
     if heading == "Peers":
-        figure = figure_html(view, peers_figure(view), address=f"{view.base}/api/chart/peers.svg")
+        figure = figure_html(
+            view, peers_figure(view), address=f"{view.base}/api/chart/peers.svg", half=True
+        )
     else:
         address = f"{view.base}/api/chart/throughput.svg"
-        figure = figure_html(view, throughput_figure(view), address=address)
+        figure = figure_html(view, throughput_figure(view), address=address, half=True)
     return el("section", el("h2", heading), figure)
 
 

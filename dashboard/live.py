@@ -53,7 +53,7 @@ class Hub:
         self._frames: deque[tuple[int, bytes]] = deque(maxlen=RING_MAX)
         self._news = asyncio.Event()
         self._closed = False
-        self._writing: set[web.BaseRequest] = set()
+        self._writing: set[asyncio.Transport] = set()
 
     def publish(self, n: int, event: ev.AnyEvent) -> None:
         """Keep `event` under number `n` (rising) and wake the readers."""
@@ -88,9 +88,8 @@ class Hub:
         """End all streams at once; those stuck in a write lose their connection."""
         self._closed = True
         self._news.set()
-        for request in self._writing:
-            if request.transport is not None:
-                request.transport.abort()
+        for transport in self._writing:
+            transport.abort()
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Answer `request` with news until the reader goes or the hub closes."""
@@ -137,12 +136,15 @@ class Hub:
         return newest
 
     async def _write(self, request: web.Request, response: web.StreamResponse, data: bytes) -> None:
-        self._writing.add(request)
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError
+        self._writing.add(transport)
         try:
             async with asyncio.timeout(WRITE_S):
                 await response.write(data)
         finally:
-            self._writing.discard(request)
+            self._writing.discard(transport)
 
     async def _rest(self) -> None:
         """Let frames gather, but wake at once when the hub closes."""

@@ -52,8 +52,8 @@ def _gauges(view: View, hub: Hub) -> Iterator[Metric]:
     ):
         if series.last is not None:  # absent until measured
             yield GaugeMetricFamily(name, words, value=series.last.value)
-    if state.next_due_ms:
-        due = state.next_due_ms / 1000
+    if (next_due := state.next_due(view.now_ms)) is not None:
+        due = next_due[0] / 1000
         yield GaugeMetricFamily("dugnad_next_merge_time_seconds", "Unix time", value=due)
     if state.as_of_ms:
         as_of = state.as_of_ms / 1000

@@ -55,6 +55,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 def snapshot(view: View, hub: Hub) -> bytes:
     """The JSON bytes."""
     state, history = view.state, view.state.history
+    due = state.next_due(view.now_ms)
     return msgspec.json.encode(
         Snapshot(
             format=FORMAT,
@@ -66,7 +67,7 @@ def snapshot(view: View, hub: Hub) -> bytes:
             tokens=state.tokens,
             merges=state.merges,
             live=state.live,
-            next_merge_ms=state.next_due_ms or None,
+            next_merge_ms=due[0] if due is not None else None,
             sent_bytes=history.sent_bytes,
             plain_bytes=history.plain_bytes,
             train_loss=_newest(history.train),

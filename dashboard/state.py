@@ -25,6 +25,8 @@ PEERS_MAX: Final = 5000
 """Rows of peers; the swarm is planned for thousands. Those gone longest are dropped first."""
 GONE_KEPT_MS: Final = 86_400_000
 """For a day a table shows who left."""
+LATE_MS: Final = 60_000
+"""A merge that is overdue for so long will come when it comes."""
 FRAGMENT_NUMBER_MAX: Final = ev.FRAGMENTS_MAX
 
 
@@ -85,10 +87,12 @@ class State:
         """Merges of the run: the versions of all fragments together."""
         return sum(head.version for head in self.heads.values())
 
-    @property
-    def next_due_ms(self) -> int:
-        """When the next merge of any fragment is expected; 0 where nobody knows."""
-        return min((head.due_ms for head in self.heads.values() if head.due_ms), default=0)
+    def next_due(self, now_ms: int) -> tuple[int, int] | None:
+        """(due_ms, fragment) of the next merge; None where nobody knows. One that is late by more
+        than a minute is no longer expected.
+        """
+        dues = [(one.due_ms, p) for p, one in self.heads.items() if one.due_ms > now_ms - LATE_MS]
+        return min(dues, default=None)
 
 
 def apply(state: State, event: ev.AnyEvent) -> State:

@@ -8,7 +8,7 @@ SVG_STYLE: Final = (
     "@media(prefers-color-scheme:dark){:root{--ink:#e7eaec;--dim:#a6b0b8;--rule:#3a434a;"
     "--paper:#14191d;--s1:#7db6f2;--s2:#f0a26b;--s3:#6cc793;--s4:#cba3e4;--s5:#dcb75c;"
     "--s6:#f291b8;--s7:#a6b0b8}}"
-    "svg{background:var(--paper);font:11px system-ui,sans-serif}"
+    "svg{background:var(--paper);font:12px system-ui,sans-serif}"
     "text{fill:var(--ink)}.tick,.unit,.none{fill:var(--dim)}"
     ".grid{stroke:var(--rule);fill:none}.axis{stroke:var(--dim);fill:none}"
     ".curve{fill:none;stroke-width:1.8}.fill{opacity:.16}.band,.track{fill:var(--rule);opacity:.6}"

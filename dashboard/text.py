@@ -33,7 +33,13 @@ def line(text: str, limit: int = LINE_CHARS_MAX) -> str:
 def paragraph(text: str, limit: int = PARAGRAPH_CHARS_MAX) -> str:
     """`text` with its line ends, every line printable, at most `limit` characters."""
     lines = text[:limit].replace("\r\n", "\n").split("\n")
-    return "\n".join(line(one, limit) for one in lines)[:limit].strip("\n")
+    return "\n".join(map(_spaced, lines))[:limit].strip("\n")
+
+
+def _spaced(text: str) -> str:
+    """`text` as by `line`, with one space kept where it begins or ends with some."""
+    kept = line(text, PARAGRAPH_CHARS_MAX)
+    return f"{' ' if text[:1] == ' ' else ''}{kept}{' ' if kept and text[-1:] == ' ' else ''}"
 
 
 def amount(value: float) -> str:

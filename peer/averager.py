@@ -151,6 +151,7 @@ class Averager:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="numbers")
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._forwarding = 0
         self.handed_over = asyncio.Event()
         """Set when, after LeaveNow, everything is in other hands."""
 
@@ -306,6 +307,8 @@ class Averager:
                 self._queue(shell.learner_lane, lambda: self._drop_state(p, digest))
             case ev.DropPayload(key, _):
                 self._queue(shell.merge_lane, lambda: self._drop_payload(p, key))
+            case ev.Forward(key, to):
+                self._own(self._forward(p, key, to), f"forward {p}")
             case ev.Merge():
                 self._queue(shell.merge_lane, lambda: self._merge(p, action))
             case ev.Sign():
@@ -447,6 +450,24 @@ class Averager:
         else:
             self.feed(p, ev.SendDone(seq, to, refusal))
 
+    async def _forward(self, p: int, key: ev.Key, to: PeerId) -> None:
+        """Bring somebody else's contribution to the next home; if that fails, it was tried."""
+        kept = self.fragments[p].worker.inbox.get(key)
+        if kept is None:
+            return
+        self._forwarding += 1
+        try:
+            await asyncio.wait_for(
+                self.ports.network.push(to, kept.contribution, kept.pieces, kept.payload),
+                PUSH_TIMEOUT_S,
+            )
+        except (TransportError, TimeoutError) as error:
+            self.ports.on_note(p, ev.Note("leave", f"a contribution was not passed on: {error}"))
+        finally:
+            self._forwarding -= 1
+            if self._forwarding == 0 and self.left():
+                self.handed_over.set()
+
     async def _acknowledge(self, p: int, action: ev.Acknowledge) -> None:
         me = self.ports.signer.peer
         ack = fm.sign_record(
@@ -480,4 +501,4 @@ class Averager:
 
     def left(self) -> bool:
         """After LeaveNow: whether everything is handed in and in other hands."""
-        return all(shell.core.left() for shell in self.fragments)
+        return not self._forwarding and all(shell.core.left() for shell in self.fragments)

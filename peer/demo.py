@@ -30,7 +30,7 @@ from dugnad.peer.demojudge import (
     fetch_text,
     final_parameters,
 )
-from dugnad.peer.demoplan import DemoPlan, cores, run_file, run_text
+from dugnad.peer.demoplan import MERGE_S, DemoPlan, cores, run_file, run_text
 from dugnad.peer.demoreport import (
     Results,
     SwarmFigures,
@@ -303,7 +303,11 @@ class Demo:
     async def _leave(self) -> dict[str, int | None]:
         """Everybody hands in and leaves; exit codes by name. What is left of them is counted."""
         survivors = self.swarm.survivors
-        codes = await asyncio.gather(*(peer.leave(LEAVE_S) for peer in survivors))
+        codes: list[int | None] = []
+        for peer in survivors:  # one after the other: who stays merges what they handed in
+            codes.append(await peer.leave(LEAVE_S))
+            if peer is not survivors[-1]:
+                await asyncio.sleep(MERGE_S)
         left = await asyncio.gather(*(peer.wait_for_family(KILLED_S) for peer in survivors))
         sockets = [peer.sockets_left() for peer in survivors if peer.exit_code is not None]
         self._left_behind += sum(map(len, left)) + sum(sockets)

@@ -13,17 +13,19 @@ import msgspec
 from dugnad.peer.modelconfig import ModelConfig
 from dugnad.peer.runfile import RunFile, parse_run_file
 
-MODEL: Final = ModelConfig(dim=96, layers=4, heads=4, hidden=256, context=128)
-"""468 k parameters: half of a core trains about 8,000 tokens/s on it, so a minute brings a byte
-model from noise to words, and a fragment of 117 kB (int8) is large enough to be worth pulling."""
-BATCH_SEQUENCES: Final = 8
-"""1,024 tokens a step: eight steps a second on half of a core, many within each merge."""
-UNIT_SEQUENCES: Final = 64
+MODEL: Final = ModelConfig(dim=96, layers=3, heads=4, hidden=256, context=64)
+"""357 k parameters: half of a core trains about 9,000 tokens/s on it, so a minute brings a byte
+model from noise to words, and a fragment of 90 kB (int8) is large enough to be worth pulling."""
+BATCH_SEQUENCES: Final = 4
+"""256 tokens a step, some 30 steps a second on half of a core. Small batches are where a swarm
+helps: with 256 tokens and 1,600 steps four peers were 0.10 to 0.15 nats below one of them alone,
+with 1,024 tokens and 400 steps 0.02 (benchmarks/learns.py)."""
+UNIT_SEQUENCES: Final = 128
 """8,192 tokens, about a second of a peer's work: a killed peer leaves little to do again."""
 FRAGMENTS: Final = 4
-MERGE_S: Final = 5.0
-"""A fragment merges about this often, so that the swarm merges one every 5 / 4 s: a minute and a
-half shows some seventy merges, and each learner takes dozens of steps between two."""
+MERGE_S: Final = 2.0
+"""A fragment merges about this often, so that the swarm merges one every half second; each learner
+takes dozens of steps between two."""
 STEPS_PER_MERGE_MIN: Final = 8
 """On a slow machine: below this the exchange would cost more than it carries."""
 STEPS_PER_MERGE_MAX: Final = 400

@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from dugnad.averaging.codecs import CODECS
+from dugnad.averaging.codecs import COMMIT_CODECS
 from dugnad.averaging.formats import (
     CommitRecord,
     Header,
@@ -141,7 +141,7 @@ class Puller:
 
     async def payload(self, peers: Sequence[PeerId], header: Header, size: int) -> bytes:
         """The payload of a commit of a fragment with `size` parameters, matching its root."""
-        codec = CODECS.get(header.codec)
+        codec = COMMIT_CODECS.get(header.codec)
         if codec is None or header.payload_bytes != codec.encoded_size(size):
             raise PullError("the header's codec and payload size do not fit the fragment")
         room = Room(header.payload_bytes)

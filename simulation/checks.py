@@ -92,7 +92,7 @@ class Checks:
         first = self.first_seq.get((sim.peer, p, sim.born), 1 << 62)
         highest = max(self.highest.get((sim.peer, p), 0), adopt.version)
         self.highest[(sim.peer, p)] = highest
-        for key in sorted(set(before) ^ set(now)):
+        for key in sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k)):
             if key[0] != sim.peer or key[1] < first or key[1] in kept:
                 continue
             settled = self.bases[(sim.peer, p, key[1])] + self.horizon < highest

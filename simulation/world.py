@@ -28,7 +28,7 @@ from dugnad.averaging.worker import FragmentRules, FragmentWorker, Progress, Wor
 from dugnad.dht.ids import PeerId
 from dugnad.simulation.checks import Checks, Violation
 from dugnad.simulation.network import Network, message_events
-from dugnad.simulation.people import Disk, SimFragment, SimPeer, SimSigner, peer_of, seal
+from dugnad.simulation.people import Disk, SimFragment, SimPeer, SimSigner, draws, peer_of, seal
 from dugnad.simulation.settings import RUN, SEQUENCE_TOKENS, WALL_START_S, Weather, WorldSettings
 from dugnad.simulation.story import told
 
@@ -282,9 +282,7 @@ class World:
     def _step(self, sim: SimPeer) -> None:
         sim.step += 1
         for fragment in sim.fragments:
-            gain = np.array(
-                [sim.rng.randint(-64, 64) / 8192.0 for _ in range(self.settings.size)], np.float32
-            )
+            gain = np.array(draws(sim.rng, self.settings.size), np.float32) / np.float32(8192)
             before = fragment.theta.astype(np.float64)
             fragment.theta = fragment.theta - gain
             fragment.progress += before - fragment.theta
@@ -333,6 +331,8 @@ class World:
                 fragment.worker.drop_payload(key)
             case ev.DropState(digest):
                 fragment.worker.drop_state(digest)
+            case ev.Forward(key, to):
+                self._forward(sim, p, key, to)
             case ev.Note():
                 pass
 
@@ -434,6 +434,21 @@ class World:
             self.later(2 * self.net.latency(link), arrive)
         else:
             back(ev.SendLost(seq, to))
+
+    def _forward(self, sim: SimPeer, p: int, key: ev.Key, to: PeerId) -> None:
+        """A leaving peer passes on what somebody else handed in to it."""
+        kept = sim.fragments[p].worker.inbox.get(key)
+        if kept is None:
+            return
+
+        def arrive() -> None:
+            if self._reaches(sim.peer, to):
+                self.peers[to].fragments[p].worker.keep(
+                    kept.contribution, kept.pieces, kept.payload
+                )
+                self._tell(self.peers[to], p, ev.ContributionIn(kept.contribution, kept.pieces))
+
+        self.later(2 * self.net.latency(self.net.link(sim.peer, to)), arrive)
 
     def _obtain(self, sim: SimPeer, p: int, action: ev.Obtain) -> None:
         weather, born = self.settings.weather, sim.born

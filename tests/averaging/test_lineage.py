@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dugnad.averaging import lineage as module
-from dugnad.averaging.formats import NO_DIGEST, CommitRecord, Member, SeqRow, UnitPiece
+from dugnad.averaging.formats import (
+    NO_DIGEST,
+    CommitRecord,
+    Member,
+    SeqRow,
+    UnitPiece,
+    members_root,
+    seqs_root,
+)
 from dugnad.averaging.lineage import (
     CLOCK_AHEAD_MS,
     NODES_MAX,
@@ -377,8 +384,8 @@ def test_a_checkpoint_with_impossible_rows_is_refused(
     members = tuple(Member(peer, 12, True, 1) for peer in peers)
     header = msgspec.structs.replace(
         point.commit.header,
-        members_root=module.members_root(RULES.run, members),
-        seqs_root=module.seqs_root(RULES.run, seqs),
+        members_root=members_root(RULES.run, members),
+        seqs_root=seqs_root(RULES.run, seqs),
     )
     made = msgspec.structs.replace(
         point, commit=CommitRecord(header, point.commit.inputs), members=members, seqs=seqs

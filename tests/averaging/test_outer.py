@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dugnad.averaging import outer
-from dugnad.averaging.codecs import CODECS, SMALLEST
+from dugnad.averaging.codecs import COMMIT_CODECS, SMALLEST
 from dugnad.averaging.outer import OuterError, OuterState, Rates, bits_of, float_of, step
 from dugnad.averaging.tree import LEAF_PARAMS, Vector
 
@@ -147,7 +147,7 @@ def test_the_conformance_constants_are_those_of_plain_python() -> None:
     theta[:: outer._TINY_LANES] = 0.0
     state = [(float(one), 0.0) for one in theta]
     for number, (eta, mu) in enumerate(outer._CONFORMANCE_RATES):
-        for index, (name, codec) in enumerate(CODECS.items()):
+        for index, (name, codec) in enumerate(COMMIT_CODECS.items()):
             data = outer._conformance_payload(name, n, seed=10 * number + index)
             gradient = codec.decode(data, n).tolist()
             state = [

@@ -10,6 +10,7 @@ from dugnad.averaging import formats as fm
 from dugnad.averaging.buffers import AnchorState
 from dugnad.averaging.codecs import CODECS
 from dugnad.averaging.fragments import Group
+from dugnad.averaging.lineage import Lineage
 from dugnad.averaging.outer import bits_of
 from dugnad.averaging.tree import Vector
 from dugnad.averaging.worker import (
@@ -28,7 +29,6 @@ from .exchange_makers import (  # noqa: TID252  a helper of these tests
     RUN,
     A,
     B,
-    Lineage,
     draft,
     root,
     work,

@@ -6,6 +6,7 @@ happens to the swarm and what must have come of it in the end.
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -39,7 +40,7 @@ def settle_on_one_head(world: World, p: int = 0, within_s: float = 20.0) -> bool
 def gaps(world: World, p: int = 0) -> list[float]:
     """Seconds between commits of a fragment."""
     times = world.merged_at[p]
-    return [b - a for a, b in zip(times, times[1:], strict=False)]
+    return [b - a for a, b in itertools.pairwise(times)]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -146,10 +147,21 @@ def test_a_leaving_peer_hands_its_last_work_to_somebody_else(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_chaos_keeps_every_promise_and_the_swarm_goes_on(seed: int) -> None:
+    survive(seed, seconds=25.0, calm=12.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 160))
+def test_long_chaos_keeps_every_promise_and_the_swarm_goes_on(seed: int) -> None:
+    survive(seed, seconds=90.0, calm=30.0)
+
+
+def survive(seed: int, *, seconds: float, calm: float) -> None:
+    """Chaos, then calm: one head of each fragment, and merging goes on."""
     world = swarm(seed, peers=2 + seed % 4, weather=STORM, fragments=2)
-    chaos(world, world.rng("chaos"), seconds=40.0)
+    chaos(world, world.rng("chaos"), seconds=seconds)
     world.heal()
-    world.run(world.now + 30.0)
+    world.run(world.now + calm)
     for p in range(2):
         merges = len(world.merged_at[p])
         assert settle_on_one_head(world, p), f"seed {seed}: heads differ after healing"

@@ -90,7 +90,7 @@ def goes_on(world: World, seconds: float = 20.0) -> bool:
     return len(world.merged_at[0]) >= before + 3 and agree(world)
 
 
-SEEDS = pytest.mark.parametrize("seed", range(3))
+SEEDS = pytest.mark.parametrize("seed", range(2))
 
 
 @SEEDS
@@ -384,11 +384,11 @@ def test_a_header_from_the_future_is_not_followed_and_not_for_ever_refused() -> 
     assert goes_on(world)
 
 
-@pytest.mark.parametrize("peers", [2, 3])
-def test_a_newcomer_joins_a_run_whose_beginning_nobody_remembers(peers: int) -> None:
+@pytest.mark.slow
+def test_a_newcomer_joins_a_run_whose_beginning_nobody_remembers() -> None:
     # the checkpoint's own commit stopped the reading of all that followed it
     world = Bent(WorldSettings(seed=1, interval_s=1.0, step_s=0.5, merge_floor_s=0.1))
-    for number in range(peers):
+    for number in range(2):
         world.add(number)
     world.gossip()
     while world.alive()[0].fragments[0].core.head.version < 150:
