@@ -27,15 +27,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dugnad.averaging.codecs import CODECS, Codec, CodecError, leaf_bounds
+from dugnad.averaging.leaf import Encoded, leaf_room, squared
 from dugnad.averaging.outer import OuterState, Rates, step_leaf
 from dugnad.averaging.tree import (
-    LEAF_PARAMS,
     Bytes,
     Vector,
     array_bytes,
     array_leaf_hashes,
     leaf_hash,
-    leaf_hashes,
     param_bounds,
     root_of,
 )
@@ -117,6 +116,37 @@ class Retained:
     returned: float = 0.0
 
 
+class NextAnchor:
+    """The anchor after a merge, made leaf by leaf: stepped and hashed while in the cache."""
+
+    def __init__(self, state: AnchorState, rates: Rates) -> None:
+        """Follow on ``state``, which is not changed."""
+        n = state.theta.size
+        self._state, self._rates, self._bounds = state, rates, param_bounds(n)
+        self._theta, self._momentum = np.empty(n, np.float32), np.empty(n, np.float32)
+        self._scratch = leaf_room(n)
+        self._theta_leaves: list[bytes] = []
+        self._momentum_leaves: list[bytes] = []
+
+    def step(self, gradient: Vector) -> None:
+        """Take the outer step on the next leaf; raises OuterError if it is not finite."""
+        start, stop = self._bounds[len(self._theta_leaves)]
+        part = slice(start, stop)
+        before = OuterState(self._state.theta[part], self._state.momentum[part])
+        after = OuterState(self._theta[part], self._momentum[part])
+        step_leaf(before, gradient, self._rates, after, self._scratch[: stop - start])
+        self._theta_leaves.append(leaf_hash(array_bytes(after.theta)))
+        self._momentum_leaves.append(leaf_hash(array_bytes(after.momentum)))
+
+    def sealed(self) -> AnchorState:
+        """Return the anchor once every leaf was stepped."""
+        if len(self._theta_leaves) != len(self._bounds):
+            raise ValueError(f"{len(self._theta_leaves)} leaves stepped of {len(self._bounds)}")
+        return _sealed(
+            self._theta, self._momentum, tuple(self._theta_leaves), tuple(self._momentum_leaves)
+        )
+
+
 class FragmentBuffers:
     """One peer's anchor, reference, residual and unsettled contributions of one fragment."""
 
@@ -143,24 +173,14 @@ class FragmentBuffers:
         another size, or parameters that are not finite.
         """
         self._check_hand_in(seq, learner_theta)
-        progress = self.ref - learner_theta
-        progress_norm = _norm(progress)
-        if not math.isfinite(progress_norm):
-            raise BuffersError("the learner's parameters are not finite")
-        total = np.add(self.residual, progress, out=progress)
-        try:
-            payload = codec.encode(total)
-        except CodecError as fault:
-            raise BuffersError(f"progress cannot be encoded: {fault.reason}") from fault
-        _add_decoded(total, payload, codec, -1.0)
-        self.residual = total
+        payload, hashes, progress_norm = self._encoded(learner_theta, codec)
+        squares = self._take_out(learner_theta, payload, codec)
         self.ref = learner_theta.copy()
         self.last_seq = seq
         self.retained[seq] = Retained(payload, codec.name)
         if progress_norm > 0.0:
             self._recent.append(progress_norm)
-        residual_norm, dropped = self._bound_residual()
-        hashes = leaf_hashes(payload, leaf_bounds(codec, self.size))
+        residual_norm, dropped = self._bound_residual(math.sqrt(squares))
         return HandIn(
             seq,
             payload,
@@ -201,25 +221,12 @@ class FragmentBuffers:
         :class:`~dugnad.averaging.codecs.CodecError` for a payload that is not one of this size and
         :class:`~dugnad.averaging.outer.OuterError` for rates or results out of range.
         """
-        rates = Rates.of_bits(eta_bits=eta_bits, mu_bits=mu_bits)
-        n = state.theta.size
-        view = memoryview(payload).cast("B")
-        if len(view) != codec.encoded_size(n):
-            raise CodecError(f"{len(view)} bytes where {codec.encoded_size(n)} were due")
-        theta, momentum = np.empty(n, np.float32), np.empty(n, np.float32)
-        leaf_theta, leaf_momentum = [], []
-        gradient, scratch = np.empty((2, min(n, LEAF_PARAMS)), np.float32)
-        for (start, stop), (first, last) in zip(
-            param_bounds(n), leaf_bounds(codec, n), strict=True
-        ):
-            part, length = slice(start, stop), stop - start
-            codec.decode(view[first:last], length, gradient[:length])
-            before = OuterState(state.theta[part], state.momentum[part])
-            after = OuterState(theta[part], momentum[part])
-            step_leaf(before, gradient[:length], rates, after, scratch[:length])
-            leaf_theta.append(leaf_hash(array_bytes(after.theta)))
-            leaf_momentum.append(leaf_hash(array_bytes(after.momentum)))
-        return _sealed(theta, momentum, tuple(leaf_theta), tuple(leaf_momentum))
+        following = NextAnchor(state, Rates.of_bits(eta_bits=eta_bits, mu_bits=mu_bits))
+        encoded = Encoded.of(codec, payload, state.theta.size)
+        gradient = leaf_room(state.theta.size)
+        for k in range(len(encoded.bounds)):
+            following.step(encoded.leaf(k, gradient))
+        return following.sealed()
 
     def adopt(self, state: AnchorState) -> Vector:
         """Make ``state`` the anchor; return what is to be added to the learner's parameters.
@@ -236,11 +243,13 @@ class FragmentBuffers:
 
     def add_residual(self, vector: Vector) -> None:
         """Add to the residual: a home puts the rounding of its merged payload back this way."""
-        if vector.shape != self.residual.shape or vector.dtype != np.float32:
-            raise BuffersError(f"{vector.dtype} of shape {vector.shape} for {self.size} parameters")
-        if not np.isfinite(vector).all():
-            raise BuffersError("a residual that is not finite")
+        self._require_addend(vector)
         np.add(self.residual, vector, out=self.residual)
+
+    def take_residual(self, vector: Vector) -> None:
+        """Subtract from the residual what :meth:`add_residual` added."""
+        self._require_addend(vector)
+        np.subtract(self.residual, vector, out=self.residual)
 
     def typical_progress(self) -> float:
         """Median norm of the progress of recent hand-ins; 0 before the first."""
@@ -295,9 +304,54 @@ class FragmentBuffers:
                 f"{learner_theta.dtype} of shape {learner_theta.shape} for {self.size} parameters"
             )
 
-    def _bound_residual(self) -> tuple[float, float]:
+    def _require_addend(self, vector: Vector) -> None:
+        if vector.shape != self.residual.shape or vector.dtype != np.float32:
+            raise BuffersError(f"{vector.dtype} of shape {vector.shape} for {self.size} parameters")
+        if not all(np.isfinite(vector[a:b]).all() for a, b in param_bounds(self.size)):
+            raise BuffersError("a residual that is not finite")
+
+    def _encoded(self, theta: Vector, codec: Codec) -> tuple[bytes, tuple[bytes, ...], float]:
+        """Return residual and progress encoded, its leaf hashes and the progress' norm.
+
+        Changes nothing; raises :class:`BuffersError` for parameters that are not finite.
+        """
+        n = self.size
+        payload = bytearray(codec.encoded_size(n))
+        view = memoryview(payload)
+        total, hashes, squares = leaf_room(n), [], 0.0
+        for (start, stop), (first, last) in zip(
+            param_bounds(n), leaf_bounds(codec, n), strict=True
+        ):
+            part = np.subtract(self.ref[start:stop], theta[start:stop], out=total[: stop - start])
+            squares += squared(part)
+            if not math.isfinite(squares):
+                raise BuffersError("the learner's parameters are not finite")
+            np.add(self.residual[start:stop], part, out=part)
+            try:
+                codec.encode_into(part, view[first:last])
+            except CodecError as fault:
+                raise BuffersError(f"progress cannot be encoded: {fault.reason}") from fault
+            hashes.append(leaf_hash(view[first:last]))
+        return bytes(payload), tuple(hashes), math.sqrt(squares)
+
+    def _take_out(self, theta: Vector, payload: bytes, codec: Codec) -> float:
+        """Leave in the residual what ``payload`` has not; return its squared norm.
+
+        The progress is computed again, so that no array of the fragment's size is needed.
+        """
+        encoded = Encoded.of(codec, payload, self.size)
+        fresh, sent = leaf_room(self.size), leaf_room(self.size)
+        squares = 0.0
+        for k, (start, stop) in enumerate(param_bounds(self.size)):
+            rest = self.residual[start:stop]
+            part = np.subtract(self.ref[start:stop], theta[start:stop], out=fresh[: stop - start])
+            np.add(rest, part, out=part)
+            np.subtract(part, encoded.leaf(k, sent), out=rest)
+            squares += squared(rest)
+        return squares
+
+    def _bound_residual(self, norm: float) -> tuple[float, float]:
         """Shrink a residual beyond its bound; return its norm and the norm of what was dropped."""
-        norm = _norm(self.residual)
         if len(self._recent) < HAND_INS_BEFORE_BOUND:
             return norm, 0.0
         limit = RESIDUAL_BOUND * median(self._recent)
@@ -346,23 +400,12 @@ def _restored(arrays: Mapping[str, npt.NDArray[np.generic]], n: int) -> dict[int
 
 def _add_decoded(target: Vector, payload: bytes, codec: Codec, share: float) -> None:
     """Add ``share`` times the decoded payload to ``target``, leaf by leaf."""
-    n = target.size
-    view = memoryview(payload)
-    scratch = np.empty(min(n, LEAF_PARAMS), np.float32)
-    factor = np.float32(share)
-    for (start, stop), (first, last) in zip(param_bounds(n), leaf_bounds(codec, n), strict=True):
-        part = codec.decode(view[first:last], stop - start, scratch[: stop - start])
+    encoded = Encoded.of(codec, payload, target.size)
+    scratch, factor = leaf_room(target.size), np.float32(share)
+    for k, (start, stop) in enumerate(param_bounds(target.size)):
+        part = encoded.leaf(k, scratch)
         np.multiply(part, factor, out=part)
         np.add(target[start:stop], part, out=target[start:stop])
-
-
-def _norm(vector: Vector) -> float:
-    """Return the Euclidean norm, summed in float64: infinite or NaN if an element is."""
-    total = 0.0
-    for start, stop in param_bounds(vector.size):
-        wide = vector[start:stop].astype(np.float64)
-        total += float(np.dot(wide, wide))
-    return math.sqrt(total)
 
 
 def _float32(array: npt.NDArray[np.generic]) -> Vector:

@@ -10,6 +10,7 @@ signature cannot give a commit a second name.
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Final, TypeVar
 
 import msgspec
@@ -43,6 +44,8 @@ NUMBER_MAX: Final = (1 << 62) - 1
 """Any count or time in a record: room for a sum in 64 bits."""
 ACKS_MAX: Final = 64
 """Witness acks sent along with one commit."""
+REFUSAL_CHARS_MAX: Final = 200
+"""Why an input was not counted, in a sentence."""
 CLAIMS_MAX: Final = 64
 """Units claimed in one message; a peer holds fewer than that by claim."""
 FRAGMENTS_MAX: Final = 4096
@@ -326,14 +329,22 @@ def message_fault(message: Message) -> str:
         case Witness(ack):
             return ack_fault(ack)
         case Heads(rows):
-            return "too many heads" if len(rows) > FRAGMENTS_MAX else ""
-        case WantCommits(known=known):
-            return "too many known digests" if len(known) > COMMITS_PER_REPLY_MAX else ""
+            if len(rows) > FRAGMENTS_MAX:
+                return "too many heads"
+            bad = [r for r in rows if not _named(r.fragment, r.digest) or not _small(r.version)]
+            return "a head with a number or digest out of range" if bad else ""
+        case WantCommits(fragment, digest, known):
+            if len(known) > COMMITS_PER_REPLY_MAX:
+                return "too many known digests"
+            named = _named(fragment, digest) and all(len(d) == DIGEST_BYTES for d in known)
+            return "" if named else "a wish with a number or digest out of range"
         case Claims(units):
-            return "too many claims" if len(units) > CLAIMS_MAX else ""
-        case Commits(commits=commits, checkpoint=checkpoint):
-            if len(commits) > COMMITS_PER_REPLY_MAX:
-                return "too many commits"
+            if len(units) > CLAIMS_MAX:
+                return "too many claims"
+            return "" if all(map(_small, sum(units, ()))) else "a claim with a number out of range"
+        case Commits(fragment, commits, checkpoint):
+            if len(commits) > COMMITS_PER_REPLY_MAX or not _small(fragment):
+                return "too many commits, or a fragment out of range"
             faults = [commit_fault(c) for c in commits]
             if checkpoint is not None:
                 faults.append(commit_fault(checkpoint.commit))
@@ -342,11 +353,20 @@ def message_fault(message: Message) -> str:
             return next((fault for fault in faults if fault), "")
 
 
+def _small(number: int) -> bool:
+    return 0 <= number <= NUMBER_MAX
+
+
+def _named(fragment: int, digest: bytes) -> bool:
+    return 0 <= fragment < FRAGMENTS_MAX and len(digest) == DIGEST_BYTES
+
+
 def ack_fault(ack: Ack) -> str:
     """Why an ack is malformed, or ''."""
     if len(ack.peer) != DIGEST_BYTES or len(ack.digest) != DIGEST_BYTES:
         return "an ack with a key or digest of the wrong length"
-    return "" if ack.version >= 0 and ack.fragment >= 0 else "an ack with a negative number"
+    fine = _named(ack.fragment, ack.digest) and _small(ack.version)
+    return "" if fine else "an ack with a number out of range"
 
 
 def commit_fault(commit: CommitRecord) -> str:
@@ -371,7 +391,8 @@ def commit_fault(commit: CommitRecord) -> str:
     if any(len(root) != DIGEST_BYTES for root in roots):
         return "a header with a root of the wrong length"
     numbers = (header.fragment, header.tokens_total, header.time_ms, header.boot, header.version)
-    if header.version < 1 or not all(0 <= number <= NUMBER_MAX for number in numbers):
+    bits = (header.eta_bits, header.mu_bits, header.alpha_bits)
+    if header.version < 1 or not all(map(_small, (*numbers, header.payload_bytes, *bits))):
         return "a header with a number out of range"
     if len(commit.inputs) > INPUTS_MAX or len(commit.inputs) != header.inputs_count:
         return "a commit whose inputs are not as many as its header says"
@@ -383,8 +404,10 @@ def commit_fault(commit: CommitRecord) -> str:
 
 def input_fault(one: Input) -> str:
     """Why an input is malformed, or ''."""
-    if not 0.0 <= one.clip <= 1.0:
-        return "an input with a clip factor outside [0, 1]"
+    if not 0.0 <= one.clip <= 1.0 or not all(map(math.isfinite, one.coefficients)):
+        return "an input with a clip factor outside [0, 1] or a coefficient that is no number"
+    if len(one.refusal) > REFUSAL_CHARS_MAX:
+        return "an input with a refusal that is too long"
     if len(one.coefficients) > COEFFICIENTS_MAX:
         return "an input with too many coefficients"
     return contribution_fault(one.contribution, one.pieces)
@@ -403,6 +426,7 @@ def contribution_fault(contribution: Contribution, pieces: tuple[UnitPiece, ...]
         return "a contribution with a speed class out of range"
     if len(pieces) > PIECES_MAX:
         return "a contribution with too many unit pieces"
-    if any(p.epoch < 0 or p.index < 0 or not 0 <= p.start < p.stop for p in pieces):
+    numbered = all(_small(p.epoch) and _small(p.index) and _small(p.stop) for p in pieces)
+    if not numbered or any(not 0 <= p.start < p.stop for p in pieces):
         return "a contribution with an impossible unit piece"
     return ""

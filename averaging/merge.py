@@ -4,7 +4,8 @@ Every rule ends in the same form (DESIGN.md 8.4): a clip factor for each input, 
 maker what share of it counted, and a coefficient for each input and tensor group, from which G
 follows by :func:`apply_coefficients` and nothing else. How the coefficients came about (norms and
 angles in float64) need not agree to the last bit between machines, since they are published as
-float32.
+float32. They follow from :class:`Moments` alone, which can be summed leaf by leaf: :func:`merge`
+does all of it on whole vectors and is the reference of :mod:`~dugnad.averaging.leafmerge`.
 
 An input counts in proportion to its tokens. A plain mean weighs by tokens / steps, because progress
 already grows with steps; a mean of directions weighs by tokens.
@@ -20,15 +21,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dugnad.averaging.codecs import SMALLEST
 from dugnad.averaging.fragments import EMBEDDING, Group
+from dugnad.averaging.leaf import PRODUCT_CHUNK, squared
 from dugnad.averaging.tree import LEAF_PARAMS, Vector
 
 CLIP_TO_MEDIAN: Final = 3.0
@@ -87,11 +89,96 @@ class MergeResult:
     coefficients: tuple[tuple[float, ...], ...]
 
 
+class Entry(Protocol):
+    """What the weights follow from, beside the numbers: a contribution is one, too."""
+
+    @property
+    def peer(self) -> bytes:
+        """Its maker."""
+        ...
+
+    @property
+    def seq(self) -> int:
+        """Its maker's count."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Tokens behind it."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Inner steps behind it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Clip factors by input and coefficients by input and group, as in :class:`MergeResult`."""
+
+    clips: tuple[float, ...]
+    coefficients: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The elements ``start`` to ``stop`` of a fragment: in one leaf and in one group."""
+
+    group: int
+    start: int
+    stop: int
+
+
+class Moments:
+    """Inner products of the inputs over each group, in float64, summed span by span.
+
+    Squares for the mean and whatever else only needs norms, all pairs for rules that need angles.
+    The sums are the same bits for the same spans in the same order.
+    """
+
+    def __init__(self, count: int, groups: Sequence[Group], rule: str) -> None:
+        self.pairs = [_needs_pairs(rule, group.kind) for group in groups]
+        self.products: list[Matrix] = [
+            np.zeros((count, count) if pairs else count, np.float64) for pairs in self.pairs
+        ]
+        self._wide = np.empty((count if any(self.pairs) else 1, PRODUCT_CHUNK), np.float64)
+
+    def add(self, group: int, pieces: Sequence[Vector]) -> None:
+        """Add one span of all inputs."""
+        if not self.pairs[group]:
+            for i, piece in enumerate(pieces):
+                self.add_squares(group, i, piece)
+            return
+        size, total = pieces[0].size, self.products[group]
+        for start in range(0, size, PRODUCT_CHUNK):
+            stop = min(start + PRODUCT_CHUNK, size)
+            for i, piece in enumerate(pieces):
+                row = self._wide[i, : stop - start]
+                np.copyto(row, piece[start:stop])
+                total[i, : i + 1] += [
+                    np.dot(row, other) for other in self._wide[: i + 1, : stop - start]
+                ]
+
+    def add_squares(self, group: int, index: int, piece: Vector) -> None:
+        """Add one span of one input in a group without pairs."""
+        self.products[group][index] += squared(piece, self._wide[0])
+
+    def squares(self) -> Matrix:
+        """Return the squared norms: row i is input i, column g is group g."""
+        return np.stack([p.diagonal() if p.ndim == 2 else p for p in self.products], axis=1)
+
+    def gram(self, group: int) -> Matrix:
+        """Return the products of all pairs over a group that has them."""
+        lower = self.products[group]
+        return lower + np.tril(lower, -1).T
+
+
 @dataclass(frozen=True, slots=True)
 class _Problem:
     """What a rule works on: row i is input i, column g is group g."""
 
-    vectors: tuple[Vector, ...]
+    moments: Moments
     groups: tuple[Group, ...]
     norms: Matrix
     clips: Matrix
@@ -115,18 +202,37 @@ def merge(inputs: Sequence[MergeInput], groups: Sequence[Group], *, rule: str) -
     inputs, wrong order or sizes, tokens or steps below 1, steps above tokens, or numbers that are
     not finite.
     """
-    if rule not in RULES:
-        raise MergeError(f"no merging rule {rule!r}; there are {', '.join(RULES)}")
-    _check(inputs, groups)
-    problem = _problem(inputs, tuple(groups), by_step=rule == "mean")
-    columns = [RULES[rule](problem, g) for g in range(len(groups))]
-    coefficients = tuple(
-        tuple(_float32(column[i]) for column in columns) for i in range(len(inputs))
-    )
-    vector = apply_coefficients(problem.vectors, coefficients, groups)
+    check_entries(inputs, groups, rule=rule)
+    size = groups[-1].stop if groups else 0
+    for one in inputs:
+        if one.vector.shape != (size,) or one.vector.dtype != np.float32:
+            raise MergeError(
+                f"a {one.vector.dtype} vector of shape {one.vector.shape}, not {size} float32"
+            )
+    vectors = [one.vector for one in inputs]
+    moments = Moments(len(inputs), groups, rule)
+    for span in spans(groups):
+        moments.add(span.group, [vector[span.start : span.stop] for vector in vectors])
+    found = weigh(inputs, groups, moments, rule=rule)
+    vector = apply_coefficients(vectors, found.coefficients, groups)
     if not np.isfinite(vector).all():
         raise MergeError("a merged vector that is not finite")
-    return MergeResult(vector, tuple(_float32(k) for k in problem.clips), coefficients)
+    return MergeResult(vector, found.clips, found.coefficients)
+
+
+def weigh(
+    inputs: Sequence[Entry], groups: Sequence[Group], moments: Moments, *, rule: str
+) -> Weights:
+    """Return the clip factors and coefficients of checked inputs with these moments.
+
+    Raises :class:`MergeError` if they are not finite or a coefficient is beyond float32.
+    """
+    problem = _problem(inputs, tuple(groups), moments, by_step=rule == "mean")
+    columns = [RULES[rule](problem, g) for g in range(len(groups))]
+    return Weights(
+        tuple(_float32(k) for k in problem.clips),
+        tuple(tuple(_float32(column[i]) for column in columns) for i in range(len(inputs))),
+    )
 
 
 def apply_coefficients(
@@ -145,8 +251,9 @@ def apply_coefficients(
     with np.errstate(over="ignore", invalid="ignore"):
         for g, group in enumerate(groups):
             factors = [np.float32(row[g]) for row in coefficients]
-            for part in _chunks(group):
-                total, product = result[part], scratch[: part.stop - part.start]
+            for start, stop in _cuts(group):
+                part = slice(start, stop)
+                total, product = result[part], scratch[: stop - start]
                 np.multiply(vectors[0][part], factors[0], out=total)
                 for vector, factor in zip(vectors[1:], factors[1:], strict=True):
                     np.multiply(vector[part], factor, out=product)
@@ -179,7 +286,7 @@ def _centred(problem: _Problem, g: int) -> Matrix:
     which a minority cannot move far. The radius is the median distance to the centre at each round,
     so it follows the spread of honest inputs (algorithms.md 5.1, which leaves it to be tuned).
     """
-    gram = _gram(problem.vectors, problem.groups[g])
+    gram = problem.moments.gram(g)
     if problem.groups[g].kind == EMBEDDING:
         return _centre(gram, problem.clips, problem.per_step) * problem.clips
     unit = _inverse(problem.norms[:, g])
@@ -195,7 +302,7 @@ RULES: Final[dict[str, Rule]] = {"mean": _mean, "radial": _radial, "centred": _c
 def _along(problem: _Problem, g: int, shares: Matrix, radius: float) -> Matrix:
     """Return the coefficients of a vector of this length along the sum of shares * directions."""
     towards = shares * _inverse(problem.norms[:, g])
-    length = _length_of_sum(problem.vectors, towards, problem.groups[g])
+    length = math.sqrt(max(0.0, float(towards @ problem.moments.gram(g) @ towards)))
     unrelated = math.sqrt(float((shares**2).sum()))
     if length <= CANCELLED * unrelated:
         return problem.mean()
@@ -224,7 +331,10 @@ def _centre(gram: Matrix, scales: Matrix, weights: Matrix) -> Matrix:
     return shares
 
 
-def _check(inputs: Sequence[MergeInput], groups: Sequence[Group]) -> None:
+def check_entries(inputs: Sequence[Entry], groups: Sequence[Group], *, rule: str) -> None:
+    """Raise :class:`MergeError` for what :func:`merge` refuses before it looks at vectors."""
+    if rule not in RULES:
+        raise MergeError(f"no merging rule {rule!r}; there are {', '.join(RULES)}")
     if not 1 <= len(inputs) <= INPUTS_MAX:
         raise MergeError(f"{len(inputs)} inputs; 1 to {INPUTS_MAX} can be merged")
     keys = [(one.peer, one.seq) for one in inputs]
@@ -236,18 +346,27 @@ def _check(inputs: Sequence[MergeInput], groups: Sequence[Group]) -> None:
             raise MergeError(f"tensor groups that leave a gap or overlap at element {at}")
         at = group.stop
     for one in inputs:
-        if one.vector.shape != (at,) or one.vector.dtype != np.float32:
-            raise MergeError(
-                f"a {one.vector.dtype} vector of shape {one.vector.shape}, not {at} float32"
-            )
         if not 1 <= one.steps <= one.tokens:
             raise MergeError(f"{one.tokens} tokens in {one.steps} steps")
 
 
-def _problem(inputs: Sequence[MergeInput], groups: tuple[Group, ...], *, by_step: bool) -> _Problem:
+def spans(groups: Sequence[Group]) -> Iterator[Span]:
+    """Yield the groups in order, cut where a leaf ends."""
+    for g, group in enumerate(groups):
+        for start, stop in _cuts(group):
+            yield Span(g, start, stop)
+
+
+def _needs_pairs(rule: str, kind: str) -> bool:
+    """Return whether a rule asks for angles in groups of this kind."""
+    return rule == "centred" or (rule == "radial" and kind != EMBEDDING)
+
+
+def _problem(
+    inputs: Sequence[Entry], groups: tuple[Group, ...], moments: Moments, *, by_step: bool
+) -> _Problem:
     """Return the norms, weights and clip factors of checked inputs."""
-    vectors = tuple(one.vector for one in inputs)
-    norms = np.sqrt(np.array([[_squared(v, group) for group in groups] for v in vectors]))
+    norms = np.sqrt(moments.squares())
     whole = np.sqrt((norms**2).sum(axis=1))
     if not np.isfinite(whole).all():
         raise MergeError("an input that is not finite")
@@ -255,7 +374,7 @@ def _problem(inputs: Sequence[MergeInput], groups: tuple[Group, ...], *, by_step
     steps = np.array([one.steps for one in inputs], np.float64)
     sizes = whole / steps if by_step else whole
     return _Problem(
-        vectors=vectors,
+        moments=moments,
         groups=groups,
         norms=norms,
         clips=_clips(sizes),
@@ -278,41 +397,13 @@ def _clips(sizes: Matrix) -> Matrix:
     return np.asarray(factors.astype(np.float32), np.float64)
 
 
-def _chunks(group: Group) -> list[slice]:
-    """Return a group's range in pieces that stay in a processor's cache."""
-    return [
-        slice(start, min(start + LEAF_PARAMS, group.stop))
-        for start in range(group.start, group.stop, LEAF_PARAMS)
-    ]
-
-
-def _squared(vector: Vector, group: Group) -> float:
-    """Return the sum of squares over a group, in float64: infinite or NaN if an element is."""
-    total = 0.0
-    for part in _chunks(group):
-        wide = vector[part].astype(np.float64)
-        total += float(np.dot(wide, wide))
-    return total
-
-
-def _length_of_sum(vectors: Sequence[Vector], factors: Matrix, group: Group) -> float:
-    """Return the norm of the sum of factors * vectors over a group, summed in float64."""
-    total = 0.0
-    for part in _chunks(group):
-        wide = np.zeros(part.stop - part.start, np.float64)
-        for vector, factor in zip(vectors, factors, strict=True):
-            wide += vector[part] * factor
-        total += float(np.dot(wide, wide))
-    return math.sqrt(total)
-
-
-def _gram(vectors: Sequence[Vector], group: Group) -> Matrix:
-    """Return the matrix of products of all pairs over a group."""
-    total = np.zeros((len(vectors), len(vectors)), np.float64)
-    for part in _chunks(group):
-        wide = np.stack([vector[part] for vector in vectors]).astype(np.float64)
-        total += wide @ wide.T
-    return total
+def _cuts(group: Group) -> Iterator[tuple[int, int]]:
+    """Yield a group's range in pieces that end where leaves end."""
+    start = group.start
+    while start < group.stop:
+        stop = min(group.stop, (start // LEAF_PARAMS + 1) * LEAF_PARAMS)
+        yield start, stop
+        start = stop
 
 
 def _inverse(values: Matrix) -> Matrix:

@@ -13,12 +13,14 @@ from typing import Final
 import numpy as np
 
 from dugnad.averaging.buffers import AnchorState, BuffersError, FragmentBuffers
-from dugnad.averaging.codecs import CODECS, COMMIT_CODECS, CodecError, leaf_bounds
+from dugnad.averaging.codecs import CODECS, COMMIT_CODECS, Codec, CodecError, leaf_bounds
 from dugnad.averaging.events import HandIn, Key, Merge, Merged
 from dugnad.averaging.formats import Contribution, Header, Input, UnitPiece, pieces_root
 from dugnad.averaging.fragments import Group
-from dugnad.averaging.merge import MergeError, MergeInput, merge
-from dugnad.averaging.outer import OuterError
+from dugnad.averaging.leaf import Encoded, leaf_room
+from dugnad.averaging.leafmerge import InputError, combine, weigh_encoded
+from dugnad.averaging.merge import MergeError
+from dugnad.averaging.outer import OuterError, Rates
 from dugnad.averaging.tree import Vector, leaf_hashes, root_of
 from dugnad.dht.ids import PeerId, RunId
 
@@ -173,72 +175,64 @@ class FragmentWorker:
 
     def merge(self, action: Merge) -> Merged:
         """Merge the named contributions on top of ``action.parent`` (rule 4)."""
-        parent = self.states[action.parent]
-        size = self.buffers.size
         found: list[Kept] = []
-        vectors: list[Vector] = []
+        inputs: list[Encoded] = []
         bad: list[tuple[Key, str]] = []
         for key in action.keys:
             kept = self.inbox.get(key)
             if kept is None:
                 bad.append((key, "its payload is not here any more"))
                 continue
+            codec = CODECS[kept.contribution.codec]
+            inputs.append(Encoded.of(codec, kept.payload, self.buffers.size))
+            found.append(kept)
+        while found:
             try:
-                vectors.append(CODECS[kept.contribution.codec].decode(kept.payload, size))
-                found.append(kept)
-            except CodecError as fault:
-                bad.append((key, fault.reason))
-        if not found:
-            return Merged(action.parent, (), "", b"", 0, b"", b"", tuple(bad))
-        try:
-            return self._merge(action.parent, parent, found, vectors, tuple(bad))
-        except (MergeError, CodecError, OuterError) as fault:
-            reason = f"these inputs cannot be merged: {fault.reason}"
-            bad += [((k.contribution.peer, k.contribution.seq), reason) for k in found]
-            return Merged(action.parent, (), "", b"", 0, b"", b"", tuple(bad))
+                return self._merge(action.parent, found, inputs, tuple(bad))
+            except InputError as fault:
+                bad.append((_key(found.pop(fault.index)), fault.reason))
+                del inputs[fault.index]
+            except (MergeError, CodecError, OuterError) as fault:
+                reason = f"these inputs cannot be merged: {fault.reason}"
+                bad += [(_key(kept), reason) for kept in found]
+                break
+        return Merged(action.parent, (), "", b"", 0, b"", b"", tuple(bad))
 
     def _merge(
         self,
         digest: bytes,
-        parent: AnchorState,
         found: Sequence[Kept],
-        vectors: Sequence[Vector],
+        inputs: Sequence[Encoded],
         bad: tuple[tuple[Key, str], ...],
     ) -> Merged:
         rules = self.rules
-        inputs = [
-            MergeInput(c.peer, c.seq, c.tokens, c.steps, vector)
-            for c, vector in zip((k.contribution for k in found), vectors, strict=True)
-        ]
-        result = merge(inputs, rules.groups, rule=rules.rule)
-        codec = COMMIT_CODECS[rules.commit_codec]
-        payload = codec.encode(result.vector)
-        state = FragmentBuffers.advance(
-            parent, payload, codec, eta_bits=rules.eta_bits, mu_bits=rules.mu_bits
+        listed = [kept.contribution for kept in found]
+        weights = weigh_encoded(listed, inputs, rules.groups, rule=rules.rule)
+        rows = weights.coefficients
+        mine = [np.mean(row) for row, c in zip(rows, listed, strict=True) if c.peer == self.me]
+        share = float(sum(mine)) if mine else 1.0 / len(found)
+        made = combine(
+            inputs,
+            rows,
+            rules.groups,
+            codec=COMMIT_CODECS[rules.commit_codec],
+            state=self.states[digest],
+            rates=Rates.of_bits(eta_bits=rules.eta_bits, mu_bits=rules.mu_bits),
+            rounding_factor=np.float32(1.0 / share if share > 0.0 else 0.0),
         )
-        leaves = leaf_hashes(payload, leaf_bounds(codec, self.buffers.size))
-        mine = [i for i, kept in enumerate(found) if kept.contribution.peer == self.me]
-        weights = [np.mean(result.coefficients[i]) for i in mine]
-        share = float(sum(weights)) if weights else 1.0 / len(found)
-        rounding = result.vector - codec.decode(payload, self.buffers.size)
-        correction = rounding * np.float32(1.0 / share if share > 0.0 else 0.0)
-        self._made = _Made(
-            digest, root_of(leaves), Commit(codec.name, payload, leaves), state, correction
-        )
-        listed = tuple(
-            Input(kept.contribution, kept.pieces, clip, coefficients)
-            for kept, clip, coefficients in zip(
-                found, result.clips, result.coefficients, strict=True
-            )
-        )
+        commit = Commit(rules.commit_codec, made.payload, made.leaves)
+        self._made = _Made(digest, root_of(made.leaves), commit, made.state, made.rounding)
         return Merged(
             parent=digest,
-            inputs=listed,
-            codec=codec.name,
-            payload_root=root_of(leaves),
-            payload_bytes=len(payload),
-            theta_root=state.theta_root,
-            momentum_root=state.momentum_root,
+            inputs=tuple(
+                Input(kept.contribution, kept.pieces, clip, row)
+                for kept, clip, row in zip(found, weights.clips, rows, strict=True)
+            ),
+            codec=commit.codec,
+            payload_root=root_of(made.leaves),
+            payload_bytes=len(made.payload),
+            theta_root=made.state.theta_root,
+            momentum_root=made.state.momentum_root,
             bad=bad,
         )
 
@@ -343,6 +337,16 @@ def check_contribution(contribution: Contribution, payload: bytes, size: int) ->
     if root_of(leaf_hashes(payload, leaf_bounds(codec, size))) != contribution.payload_root:
         raise WorkError("its payload does not match its root", lied=True)
     try:
-        codec.decode(payload, size)
+        _require_decodable(codec, payload, size)
     except CodecError as fault:
         raise WorkError(f"its payload is refused: {fault.reason}", lied=True) from fault
+
+
+def _require_decodable(codec: Codec, payload: bytes, size: int) -> None:
+    encoded, room = Encoded.of(codec, payload, size), leaf_room(size)
+    for k in range(len(encoded.bounds)):
+        encoded.leaf(k, room)
+
+
+def _key(kept: Kept) -> Key:
+    return kept.contribution.peer, kept.contribution.seq

@@ -1,9 +1,9 @@
 """How long the dashboard takes: a front page with 1 000 peers and 100 000 receipts, and the rest.
 
-Each rendering is of a state that was never rendered before: one more event is folded first, and the
-memory of answers, which spares most readers a rendering, is not used. `front_page_ms` is the median.
-`training_loss_under_load` (what training loses while 200 readers listen) needs a swarm that trains
-and is not measured here; `stream_cpu_share` is what the readers alone cost the serving process.
+Each rendering is of a state that was never rendered before: one more event is folded first, and
+the memory of answers, which spares most readers a rendering, is not used. `front_page_ms` is the
+median. `training_loss_under_load` (what training loses while 200 readers listen) needs a swarm that
+trains and is not measured here; `stream_cpu_share` is what the readers alone cost this process.
 """
 
 from __future__ import annotations

@@ -106,6 +106,7 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def _secure(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "dugnad"  # versions of libraries are nobody's business
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
 

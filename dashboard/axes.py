@@ -37,7 +37,10 @@ class Scale:
     def at(self, value: float) -> float:
         """Where `value` is drawn, held inside the drawing."""
         low, high = self.low, self.high
-        value = min(max(value, low), high)
+        if value <= low:
+            return self.start
+        if value >= high:
+            return self.stop
         if self.log:
             value, low, high = math.log(value), math.log(low), math.log(high)
         return self.start + (self.stop - self.start) * ((value - low) / (high - low))

@@ -18,7 +18,7 @@ from dugnad.dashboard.markup import Markup, el, join
 from dugnad.dashboard.text import amount
 
 POINTS_MAX: Final = 600
-"""Points of a line: two for each pixel column of a small screen."""
+"""Points of a line: more than one a pixel cannot be seen."""
 SERIES_MAX: Final = 8
 """Patterns that can still be told apart."""
 LETTER_PX: Final = 6.8
@@ -245,9 +245,10 @@ def _axis_titles(plot: Plot, frame: _Frame, size: Size) -> Markup:
 
 def _curve(curve: Curve, scales: tuple[Scale, Scale], frame: _Frame, log: bool) -> Markup:
     x, y = scales
+    limit = min(POINTS_MAX, int(frame.right - frame.left))  # one a pixel
     points = [
         (x.at(a), y.at(b))
-        for a, b in (thin if curve.kind == "step" else smooth)(curve.points)
+        for a, b in (thin if curve.kind == "step" else smooth)(curve.points, limit)
         if math.isfinite(b) and (b > 0 or not log)
     ]
     if not points:

@@ -13,7 +13,7 @@ from dugnad.dashboard import events as ev
 from dugnad.dashboard.contributor import Receipt
 from dugnad.dashboard.history import History
 from dugnad.dashboard.live import Hub
-from dugnad.dashboard.state import State, apply, restored
+from dugnad.dashboard.state import State, apply_clean, restored
 
 
 class Receipts(Protocol):
@@ -60,7 +60,7 @@ class RunFeed:
     def publish(self, event: ev.AnyEvent) -> None:
         """Fold `event` into the state and tell the readers. Never waits; costs microseconds."""
         event = ev.clean(event)
-        self._state = apply(self._state, event)
+        self._state = apply_clean(self._state, event)
         self._hub.publish(self._state.events, event)
 
     def state(self) -> State:

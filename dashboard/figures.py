@@ -20,7 +20,9 @@ from dugnad.dashboard.charts import (
     Strip,
     bars_svg,
     plot_svg,
+    smooth,
     strip_svg,
+    thin,
 )
 from dugnad.dashboard.history import Bar
 from dugnad.dashboard.layout import View, head
@@ -29,7 +31,7 @@ from dugnad.dashboard.series import DAY_MS, HOUR_MS, Point, Series
 from dugnad.dashboard.state import name_in, sessions_of
 from dugnad.dashboard.text import amount, clock_text, count, exact, iso, moment
 
-TABLE_ROWS_MAX: Final = 50
+TABLE_ROWS_MAX: Final = 25
 """Rows of the table under a chart; all are in the CSV."""
 BARS_MAX: Final = 30
 BAR_PARTS_MAX: Final = 6
@@ -44,12 +46,16 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A chart with its caption and its numbers: the head of a table and its rows, newest last."""
+    """A chart with its caption and its numbers: the head of a table and `count` rows, newest last.
+
+    `row` makes the n-th row: a page shows a few of thousands.
+    """
 
     chart: Chart
     caption: str
     heads: Row
-    rows: tuple[Row, ...]
+    count: int
+    row: Callable[[int], Row]
 
     def svg(self, size: Size = WIDE, style: str = "") -> Markup:
         """The drawing in one size."""
@@ -66,7 +72,7 @@ class Figure:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self.heads)
-        writer.writerows(self.rows)
+        writer.writerows(map(self.row, range(self.count)))
         return out.getvalue()
 
 
@@ -89,7 +95,11 @@ def _curve(label: str, points: list[Point], number: int, axis: Axis) -> Curve:
         pairs = tuple((float(p.at_ms), p.value) for p in points)
     else:
         pairs = tuple((float(p.tokens), p.value) for p in points)
-    return Curve(label, pairs, number)
+    return Curve(label, tuple(smooth(pairs)), number)  # once for both sizes
+
+
+def _listed(chart: Chart, caption: str, heads: Row, rows: tuple[Row, ...]) -> Figure:
+    return Figure(chart, caption, heads, len(rows), rows.__getitem__)
 
 
 def loss_figure(view: View, choice: Choice, peer: str = "") -> Figure:
@@ -123,12 +133,12 @@ def loss_figure(view: View, choice: Choice, peer: str = "") -> Figure:
         [(p.at_ms, p.tokens, "training", p.value) for p in train]
         + [(p.at_ms, p.tokens, "held out", p.value) for p in held]
     )
-    return Figure(
-        plot,
-        caption,
-        ("time", "tokens", "kind", "nats a token"),
-        tuple((iso(at), str(tokens), kind, f"{value:.4f}") for at, tokens, kind, value in rows),
-    )
+
+    def row(n: int) -> Row:
+        at_ms, tokens, kind, value = rows[n]
+        return (iso(at_ms), str(tokens), kind, f"{value:.4f}")
+
+    return Figure(plot, caption, ("time", "tokens", "kind", "nats a token"), len(rows), row)
 
 
 def _presence(view: View, peer: str, axis: Axis) -> tuple[tuple[float, float], ...]:
@@ -153,13 +163,16 @@ def throughput_figure(view: View) -> Figure:
         title="Throughput",
         description=f"Tokens a second of the whole swarm over time, newest {last}.",
         y_label="tokens/s",
-        curves=(Curve("throughput", _over_time(series), 3, "area"),),
+        curves=(Curve("throughput", tuple(smooth(_over_time(series))), 3, "area"),),
         axis="time",
         zero=True,
     )
-    rows = tuple((iso(p.at_ms), f"{p.value:.1f}") for p in series.points())
+    rows = series.points()
     caption = "Throughput of the whole swarm."
-    return Figure(plot, caption, ("time", "tokens/s"), rows)
+    heads = ("time", "tokens/s")
+    return Figure(
+        plot, caption, heads, len(rows), lambda n: (iso(rows[n].at_ms), f"{rows[n].value:.1f}")
+    )
 
 
 def _over_time(series: Series) -> tuple[tuple[float, float], ...]:
@@ -178,7 +191,7 @@ def peers_figure(view: View) -> Figure:
         title="Live peers",
         description=f"Number of peers over time; now {state.live}.",
         y_label="peers",
-        curves=(Curve("live peers", points, 4, "step"),),
+        curves=(Curve("live peers", tuple(thin(points)), 4, "step"),),
         axis="time",
         zero=True,
         whole=True,
@@ -186,9 +199,12 @@ def peers_figure(view: View) -> Figure:
             (float(h.at_ms), f"{clock_text(h.at_ms)}: {h.text}") for h in moves[-MARKS_MAX:]
         ),
     )
-    rows = tuple((iso(p.at_ms), f"{p.value:g}") for p in state.history.peers.points())
+    rows = state.history.peers.points()
     caption = "Live peers. A triangle is a peer that came, left or was lost."
-    return Figure(plot, caption, ("time", "live peers"), rows)
+    heads = ("time", "live peers")
+    return Figure(
+        plot, caption, heads, len(rows), lambda n: (iso(rows[n].at_ms), f"{rows[n].value:g}")
+    )
 
 
 def contributions_figure(view: View) -> Figure:
@@ -216,7 +232,7 @@ def contributions_figure(view: View) -> Figure:
         if values[n]
     )
     caption = f"Tokens merged each {unit}, by contributor."
-    return Figure(chart, caption, (unit, "contributor", "tokens"), rows)
+    return _listed(chart, caption, (unit, "contributor", "tokens"), rows)
 
 
 def _bar_label(bar: Bar, daily: bool) -> str:
@@ -257,7 +273,7 @@ def own_figure(view: View, peer: str) -> Figure:
         parts=(("this peer", values),),
     )
     rows = tuple((iso(b.at_ms), str(int(v))) for b, v in zip(bars, values, strict=True))
-    return Figure(chart, f"Tokens of this peer merged each {unit}.", (unit, "tokens"), rows)
+    return _listed(chart, f"Tokens of this peer merged each {unit}.", (unit, "tokens"), rows)
 
 
 def sessions_figure(view: View, peer: str) -> Figure:
@@ -276,7 +292,8 @@ def sessions_figure(view: View, peer: str) -> Figure:
     rows = tuple(
         (iso(s.since_ms), iso(s.until_ms) if s.until_ms else "still here") for s in sessions
     )
-    return Figure(strip, "When this peer was here (the last 7 days at most).", ("from", "to"), rows)
+    caption = "When this peer was here (the last 7 days at most)."
+    return _listed(strip, caption, ("from", "to"), rows)
 
 
 FIGURES: Final[Mapping[str, Callable[[View, Choice], Figure]]] = {
@@ -329,12 +346,12 @@ def _bar_key(chart: Chart) -> Markup | None:
 
 
 def _numbers(view: View, figure: Figure, address: str) -> Markup | None:
-    if not figure.rows:
+    if not figure.count:
         return None
-    every = max(1, -(-len(figure.rows) // TABLE_ROWS_MAX))
-    shown = figure.rows[::-1][::every]
+    every = max(1, -(-figure.count // TABLE_ROWS_MAX))
+    shown = [figure.row(n) for n in range(figure.count - 1, -1, -every)]
     body = [el("tr", [el("td", value) for value in row]) for row in shown]
-    note = f"{exact(len(figure.rows))} rows"
+    note = f"{exact(figure.count)} rows"
     if every > 1:
         note += f", each {every}th shown"
     return el(

@@ -30,6 +30,8 @@ class View:
     state: State
     now_ms: int
     base: str = ""
+    place: str = ""
+    """Where in the event stream this state is."""
 
     @property
     def title(self) -> str:
@@ -51,7 +53,7 @@ def page(view: View, active: str, heading: str, *content: object) -> str:
             el("main", *content, id="main", tabindex="-1"),
             _footer(view),
             data_base=view.base,
-            data_n=view.state.events,
+            data_place=view.place,
         ),
         lang="en",
     )

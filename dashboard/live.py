@@ -29,7 +29,9 @@ PACE_S: Final = 1.0
 WRITE_S: Final = 30.0
 """A reader that takes nothing for so long is gone."""
 READERS_MAX: Final = 512
-"""Open streams; each holds a socket and at most 64 KiB unsent."""
+"""Open streams; each holds a socket and about 128 KiB unsent at most, half of it our batch."""
+BATCH_BYTES_MAX: Final = 65_536
+"""Written at once to a reader who was away; the next batch waits until this one is taken."""
 RETRY_MS: Final = 3000
 LAST_ID_CHARS_MAX: Final = 40
 
@@ -41,8 +43,8 @@ class TooManyReaders(Exception):
 
 
 class Hub:
-    """The ring and its readers. `session` is drawn anew by each process: numbers of an earlier
-    one mean nothing.
+    """The ring and its readers, until `close`. `session` is drawn anew by each process: numbers of
+    an earlier one mean nothing.
     """
 
     def __init__(self) -> None:
@@ -52,7 +54,7 @@ class Hub:
         self.newest = 0
         self._frames: deque[tuple[int, bytes]] = deque(maxlen=RING_MAX)
         self._news = asyncio.Event()
-        self._closed = False
+        self._closing = asyncio.Event()
         self._writing: set[asyncio.Transport] = set()
 
     def publish(self, n: int, event: ev.AnyEvent) -> None:
@@ -69,13 +71,23 @@ class Hub:
             data = msgspec.json.encode({"type": "changed", "at_ms": event.at_ms})
         return b"id: %b-%d\ndata: %b\n\n" % (self.session.encode(), n, data)
 
-    def since(self, last: int) -> list[bytes] | None:
-        """Frames after number `last`; None when some of them are kept no longer."""
+    def since(self, last: int) -> list[tuple[int, bytes]] | None:
+        """Numbers and frames after number `last`, a batch at most; None when some of them are kept
+        no longer.
+        """
         if last == self.newest:
             return []
         if not self._frames or last > self.newest or last < self._frames[0][0] - 1:
             return None
-        return [frame for n, frame in self._frames if n > last]
+        batch, size = [], 0
+        for n, frame in self._frames:
+            if n <= last:
+                continue
+            size += len(frame)
+            if batch and size > BATCH_BYTES_MAX:
+                break
+            batch.append((n, frame))
+        return batch
 
     def place(self, last_id: str) -> int | None:
         """The number in a `Last-Event-ID`; None when it is of another process or malformed."""
@@ -86,14 +98,14 @@ class Hub:
 
     def close(self) -> None:
         """End all streams at once; those stuck in a write lose their connection."""
-        self._closed = True
+        self._closing.set()
         self._news.set()
         for transport in self._writing:
             transport.abort()
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Answer `request` with news until the reader goes or the hub closes."""
-        if self.readers >= READERS_MAX or self._closed:
+        if self.readers >= READERS_MAX or self._closing.is_set():
             raise TooManyReaders
         self.readers += 1
         try:
@@ -114,7 +126,7 @@ class Hub:
         await response.prepare(request)
         with contextlib.suppress(ConnectionError, TimeoutError):  # the reader is gone
             await self._write(request, response, b"retry: %d\n\n" % RETRY_MS)
-            while not self._closed:
+            while not self._closing.is_set():
                 last = await self._turn(request, response, last)
         return response
 
@@ -123,17 +135,20 @@ class Hub:
     ) -> int:
         """Write what is new, or wait for it; the reader's new place."""
         news = self._news
-        frames = self.since(last) if last is not None else None
-        newest = self.newest
-        if frames is None:
+        batch = self.since(last) if last is not None else None
+        if batch is None:
             self.resets += 1
-            frames = [b"event: reset\nid: %b-%d\ndata: {}\n\n" % (self.session.encode(), newest)]
-        if frames:
-            await self._write(request, response, b"".join(frames))
-            await self._rest()
-        elif not await _within(news, HEARTBEAT_S):
-            await self._write(request, response, b": still here\n\n")
-        return newest
+            reset = b"event: reset\nid: %b-%d\ndata: {}\n\n"
+            batch = [(self.newest, reset % (self.session.encode(), self.newest))]
+        if not batch:
+            if not await _within(news, HEARTBEAT_S):
+                await self._write(request, response, b": still here\n\n")
+            return last or 0
+        last = batch[-1][0]
+        await self._write(request, response, b"".join(frame for _, frame in batch))
+        if last == self.newest:
+            await _within(self._closing, PACE_S)  # let news gather
+        return last
 
     async def _write(self, request: web.Request, response: web.StreamResponse, data: bytes) -> None:
         transport = request.transport
@@ -145,12 +160,6 @@ class Hub:
                 await response.write(data)
         finally:
             self._writing.discard(transport)
-
-    async def _rest(self) -> None:
-        """Let frames gather, but wake at once when the hub closes."""
-        until = asyncio.get_running_loop().time() + PACE_S
-        while not self._closed and (left := until - asyncio.get_running_loop().time()) > 0:
-            await _within(self._news, left)
 
 
 async def _within(news: asyncio.Event, seconds: float) -> bool:

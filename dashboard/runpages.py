@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import time
 from collections import OrderedDict
@@ -37,6 +38,8 @@ KEPT_ANSWERS_MAX: Final = 64
 ADDRESS_CHARS_MAX: Final = 1000
 """Longer addresses are answered, but not kept."""
 PEER_CHARS_MAX: Final = 64
+ZIP_LEVEL: Final = 3
+"""Four times smaller in two milliseconds; higher levels cost more than they save."""
 FOREVER: Final = "public, max-age=31536000, immutable"
 
 _STYLE_HASH: Final = base64.b64encode(hashlib.sha256(SVG_STYLE.encode()).digest()).decode()
@@ -57,6 +60,7 @@ class _Kept:
     second: int
     etag: str
     body: bytes
+    zipped: bytes
 
 
 class RunPages:
@@ -93,7 +97,8 @@ class RunPages:
         self._feed.hub.close()
 
     def _view(self) -> View:
-        return View(self._feed.state(), self._clock(), self._base)
+        state = self._feed.state()
+        return View(state, self._clock(), self._base, etag(self._feed.hub, state.events))
 
     def _made(self, request: web.Request, make: Callable[[View], str | bytes]) -> _Kept:
         """What `make` makes of the view, or what it made for this address in this second."""
@@ -104,7 +109,7 @@ class RunPages:
             return kept
         made = make(view)
         body = made.encode("utf-8", "replace") if isinstance(made, str) else made
-        kept = _Kept(second, etag(self._feed.hub, view.state.events), body)
+        kept = _Kept(second, view.place, body, gzip.compress(body, ZIP_LEVEL, mtime=0))
         if len(key) <= ADDRESS_CHARS_MAX:
             self._kept[key] = kept
             self._kept.move_to_end(key)
@@ -114,19 +119,19 @@ class RunPages:
 
     async def _front(self, request: web.Request) -> web.Response:
         choice = choice_of(request.query)
-        return _page(self._made(request, lambda view: front_page(view, choice)))
+        return _page(request, self._made(request, lambda view: front_page(view, choice)))
 
     async def _events(self, request: web.Request) -> web.Response:
-        return _page(self._made(request, events_page))
+        return _page(request, self._made(request, events_page))
 
     async def _peers(self, request: web.Request) -> web.Response:
         query = peers_query(request.query)
-        return _page(self._made(request, lambda view: peers_page(view, query)))
+        return _page(request, self._made(request, lambda view: peers_page(view, query)))
 
     async def _leaderboard(self, request: web.Request) -> web.Response:
         query = board_query(request.query)
         me = line(request.query.get("me", ""), FILTER_CHARS_MAX)
-        return _page(self._made(request, lambda view: leaderboard_page(view, query, me)))
+        return _page(request, self._made(request, lambda view: leaderboard_page(view, query, me)))
 
     async def _leaderboard_json(self, request: web.Request) -> web.Response:
         made = self._made(request, leaderboard_json)
@@ -170,9 +175,7 @@ class RunPages:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         made = self._made(request, lambda view: metrics_text(view, self._feed.hub))
-        answer = web.Response(body=made.body, content_type="text/plain", charset="utf-8")
-        answer.headers["Cache-Control"] = "no-store"
-        return answer
+        return _body(request, made, "text/plain", {"Cache-Control": "no-store"})
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         return await self._feed.hub.stream(request)
@@ -189,13 +192,8 @@ def html_answer(_: web.Request, body: str, status: int = 200) -> web.Response:
     )
 
 
-def _page(made: _Kept) -> web.Response:
-    return web.Response(
-        body=made.body,
-        content_type="text/html",
-        charset="utf-8",
-        headers={"Cache-Control": "no-cache"},
-    )
+def _page(request: web.Request, made: _Kept) -> web.Response:
+    return _body(request, made, "text/html", {"Cache-Control": "no-cache"})
 
 
 def _data(request: web.Request, made: _Kept, kind: str) -> web.Response:
@@ -204,8 +202,18 @@ def _data(request: web.Request, made: _Kept, kind: str) -> web.Response:
     headers = {"ETag": name, "Cache-Control": "no-cache"}
     if name in [one.strip() for one in request.headers.get("If-None-Match", "").split(",")]:
         return web.Response(status=304, headers=headers)
+    return _body(request, made, kind, headers)
+
+
+def _body(request: web.Request, made: _Kept, kind: str, headers: dict[str, str]) -> web.Response:
+    """Compressed where the reader takes that: a volunteer's line pays for it."""
     charset = None if kind == "application/json" else "utf-8"
-    return web.Response(body=made.body, content_type=kind, charset=charset, headers=headers)
+    headers = {**headers, "Vary": "Accept-Encoding"}
+    body = made.body
+    if "gzip" in request.headers.get("Accept-Encoding", ""):
+        headers["Content-Encoding"] = "gzip"
+        body = made.zipped
+    return web.Response(body=body, content_type=kind, charset=charset, headers=headers)
 
 
 async def static_file(request: web.Request) -> web.Response:

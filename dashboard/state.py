@@ -99,7 +99,11 @@ def apply(state: State, event: ev.AnyEvent) -> State:
     """`state` after `event`, whose text is made printable first; numbers that are none change
     nothing but the counters.
     """
-    event = ev.clean(event)
+    return apply_clean(state, ev.clean(event))
+
+
+def apply_clean(state: State, event: ev.AnyEvent) -> State:
+    """As `apply`, of an event that `clean` made."""
     after = _folded(state, event)
     return replace(after, events=state.events + 1, as_of_ms=max(state.as_of_ms, event.at_ms))
 

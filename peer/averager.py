@@ -11,17 +11,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
 from dugnad.averaging.buffers import AnchorState, BuffersError
 from dugnad.averaging.exchange import Exchange
-from dugnad.averaging.tree import Vector
-from dugnad.averaging.worker import Commit, FragmentWorker, Progress, WorkError
-from dugnad.dht.ids import PeerId, RunId
+from dugnad.averaging.worker import Commit, FragmentWorker, WorkError
+from dugnad.dht.ids import PeerId
 from dugnad.dht.ports import TransportError
-from dugnad.dht.records import Signer, encode
+from dugnad.dht.records import encode
+from dugnad.peer.exchangeports import LearnerAway, Ports
 from dugnad.peer.pull import PullError
 from dugnad.peer.store import Promise
 
@@ -33,74 +33,6 @@ THREADS: Final = 2
 """Threads for numbers, hashes and signatures: the learner has the cores."""
 
 T = TypeVar("T")
-
-
-class LearnerPort(Protocol):
-    """What the averager needs of the learner."""
-
-    async def copy_out(self, fragment: int) -> tuple[Vector, int]:
-        """The fragment's parameters after a step, and that step. Raises LearnerAway."""
-        ...
-
-    async def add_in(self, fragment: int, delta: Vector) -> None:
-        """Add to the fragment's parameters. Raises LearnerAway."""
-        ...
-
-    def progress(self, fragment: int, seq: int, step: int) -> Progress | None:
-        """The work behind contribution ``seq``, copied out after ``step``."""
-        ...
-
-    def settled(self, fragment: int, seq: int, share: float) -> None:
-        """What became of a contribution's work."""
-        ...
-
-    def forgotten(self, fragment: int, seq: int) -> None:
-        """A contribution is settled for good."""
-        ...
-
-
-class LearnerAway(Exception):
-    """There is no learner at this moment; the fragment's buffers are as they were."""
-
-
-class NetworkPort(Protocol):
-    """What the averager needs of the network."""
-
-    def send(self, peer: PeerId, message: fm.Message) -> None:
-        """Queue a control message."""
-        ...
-
-    async def push(
-        self,
-        peer: PeerId,
-        contribution: fm.Contribution,
-        pieces: tuple[fm.UnitPiece, ...],
-        payload: bytes,
-    ) -> str:
-        """Send a contribution; the refusal or ''. Raises TransportError."""
-        ...
-
-    async def payload(self, peers: Sequence[PeerId], header: fm.Header, size: int) -> bytes:
-        """A commit's payload. Raises PullError."""
-        ...
-
-    async def anchors(
-        self, peers: Sequence[PeerId], header: fm.Header, size: int
-    ) -> tuple[Vector, Vector]:
-        """A commit's parameters and momentum. Raises PullError."""
-        ...
-
-
-class RecordPort(Protocol):
-    """What the averager needs to be remembered: on the disk when these return."""
-
-    async def raise_seq(self, fragment: int, listed: int) -> None:
-        """Never use numbers up to this one again."""
-        ...
-
-    async def promise_header(self, promise: Promise) -> bool:
-        """Whether this header may be signed."""
-        ...
 
 
 @dataclass(slots=True)
@@ -122,20 +54,6 @@ class FragmentShell:
     learner_lane: Lane
     merge_lane: Lane
     timer: asyncio.TimerHandle | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Everything around the averager."""
-
-    run: RunId
-    signer: Signer
-    learner: LearnerPort
-    network: NetworkPort
-    records: RecordPort
-    clock: Callable[[], float]
-    on_adopt: Callable[[int, ev.Adopt, fm.Header], None]
-    on_note: Callable[[int, ev.Note], None]
 
 
 class Averager:
@@ -229,7 +147,7 @@ class Averager:
         match message:
             case fm.Heads(rows, reply):
                 for row in rows:
-                    if row.fragment < len(self.fragments):
+                    if 0 <= row.fragment < len(self.fragments):
                         self.feed(row.fragment, ev.HeadIn(sender, row))
                 if reply:
                     self.ports.network.send(sender, self.heads({row.fragment for row in rows}))
@@ -243,7 +161,7 @@ class Averager:
                 self._feed_known(fragment, ev.CommitsIn(sender, commits, checkpoint))
 
     def _feed_known(self, fragment: int, event: ev.Event) -> None:
-        if fragment < len(self.fragments):
+        if 0 <= fragment < len(self.fragments):
             self.feed(fragment, event)
 
     def heads(self, fragments: set[int] | None = None) -> fm.Heads:
@@ -259,7 +177,7 @@ class Averager:
     ) -> str:
         """A contribution has arrived with a valid signature; the answer to its sender."""
         p = contribution.fragment
-        if p >= len(self.fragments):
+        if not 0 <= p < len(self.fragments):
             return "no such fragment"
         shell = self.fragments[p]
         try:
@@ -481,13 +399,13 @@ class Averager:
 
     def commit(self, fragment: int, digest: bytes) -> Commit | None:
         """A commit's payload to serve."""
-        if fragment >= len(self.fragments):
+        if not 0 <= fragment < len(self.fragments):
             return None
         return self.fragments[fragment].worker.commits.get(digest)
 
     def anchor(self, fragment: int, digest: bytes) -> AnchorState | None:
         """The anchors after a commit to serve."""
-        if fragment >= len(self.fragments):
+        if not 0 <= fragment < len(self.fragments):
             return None
         return self.fragments[fragment].worker.states.get(digest)
 

@@ -42,12 +42,13 @@ from dugnad.peer.assembly import (
     restore,
     unfinished,
 )
-from dugnad.peer.averager import Averager, Ports
+from dugnad.peer.averager import Averager
 from dugnad.peer.bringup import bring_up_learner
 from dugnad.peer.config import Settings
 from dugnad.peer.control import ControlServer
 from dugnad.peer.corpus import ShardStore
 from dugnad.peer.errors import UserError
+from dugnad.peer.exchangeports import Ports
 from dugnad.peer.failures import as_user_error, no_seed_error, store_error, substrate_error
 from dugnad.peer.happenings import Happenings
 from dugnad.peer.init import initial_parameters

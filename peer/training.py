@@ -17,7 +17,7 @@ from dugnad.averaging.formats import UnitPiece
 from dugnad.averaging.speed import speed_class
 from dugnad.averaging.tree import Vector
 from dugnad.averaging.worker import Progress
-from dugnad.peer.averager import LearnerAway
+from dugnad.peer.exchangeports import LearnerAway
 from dugnad.peer.learner.process import Exited, LearnerEvent, LearnerGone
 from dugnad.peer.learner.protocol import Failed, Idle, Ready, Step, Work
 from dugnad.peer.progress import ProgressLog

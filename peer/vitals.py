@@ -20,8 +20,8 @@ from dugnad.dht.advert import ROWS_MAX, Device, Speed
 from dugnad.dht.ids import PeerId
 from dugnad.peer import clock
 from dugnad.peer.addressbook import SHARDS, look_up, publish
-from dugnad.peer.averager import LearnerAway
 from dugnad.peer.config import usable_cores
+from dugnad.peer.exchangeports import LearnerAway
 from dugnad.peer.learner.process import LearnerGone
 from dugnad.peer.probe import Probe, ProbeError, cached, measure
 from dugnad.peer.training import flat

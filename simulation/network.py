@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
+from dugnad.averaging.worker import FragmentWorker, WorkError
 from dugnad.dht.ids import PeerId
 from dugnad.simulation.settings import Weather
 
@@ -69,3 +70,17 @@ def message_events(sender: PeerId, message: fm.Message) -> list[ev.Event]:
             return [ev.CommitsIn(sender, commits, checkpoint)]
         case fm.Claims():
             return []  # the world plays no work units
+
+
+def fetch(action: ev.Obtain, there: FragmentWorker, here: FragmentWorker) -> None:
+    """Move a payload or whole anchors between two workers; WorkError when that is not possible."""
+    if action.whole:
+        state = there.states.get(action.digest)
+        if state is None:
+            raise WorkError("the source has not got these anchors")
+        here.install(action.digest, action.header, state.theta, state.momentum)
+        return
+    commit = there.commits.get(action.digest)
+    if commit is None:
+        raise WorkError("the source has not got this payload")
+    here.advance(action.digest, action.header, commit.payload)

@@ -27,7 +27,7 @@ from dugnad.averaging.view import ExchangeSettings
 from dugnad.averaging.worker import FragmentRules, FragmentWorker, Progress, WorkError
 from dugnad.dht.ids import PeerId
 from dugnad.simulation.checks import Checks, Violation
-from dugnad.simulation.network import Network, message_events
+from dugnad.simulation.network import Network, fetch, message_events
 from dugnad.simulation.people import Disk, SimFragment, SimPeer, SimSigner, draws, peer_of, seal
 from dugnad.simulation.settings import RUN, SEQUENCE_TOKENS, WALL_START_S, Weather, WorldSettings
 from dugnad.simulation.story import told
@@ -437,15 +437,12 @@ class World:
 
     def _forward(self, sim: SimPeer, p: int, key: ev.Key, to: PeerId) -> None:
         """A leaving peer passes on what somebody else handed in to it."""
-        kept = sim.fragments[p].worker.inbox.get(key)
-        if kept is None:
-            return
+        kept = sim.fragments[p].worker.inbox[key]
 
         def arrive() -> None:
             if self._reaches(sim.peer, to):
-                self.peers[to].fragments[p].worker.keep(
-                    kept.contribution, kept.pieces, kept.payload
-                )
+                there = self.peers[to].fragments[p].worker
+                there.keep(kept.contribution, kept.pieces, kept.payload)
                 self._tell(self.peers[to], p, ev.ContributionIn(kept.contribution, kept.pieces))
 
         self.later(2 * self.net.latency(self.net.link(sim.peer, to)), arrive)
@@ -476,18 +473,7 @@ class World:
         self.later(self.net.latency(link) * 3, arrive)
 
     def _fetch(self, sim: SimPeer, p: int, action: ev.Obtain, source: PeerId) -> None:
-        there = self.peers[source].fragments[p].worker
-        here = sim.fragments[p].worker
-        if action.whole:
-            state = there.states.get(action.digest)
-            if state is None:
-                raise WorkError("the source has not got these anchors")
-            here.install(action.digest, action.header, state.theta, state.momentum)
-            return
-        commit = there.commits.get(action.digest)
-        if commit is None:
-            raise WorkError("the source has not got this payload")
-        here.advance(action.digest, action.header, commit.payload)
+        fetch(action, self.peers[source].fragments[p].worker, sim.fragments[p].worker)
 
     # -- looking at it -------------------------------------------------------------------------
 

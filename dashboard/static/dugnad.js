@@ -110,7 +110,7 @@ function told(event) {
     }
   }
   const soon = ["peer_seen", "peer_gone", "happened", "units_moved", "ended"].includes(news.type);
-  schedule(soon ? 1000 : REFRESH_MS);
+  schedule(soon ? 2000 : REFRESH_MS);
 }
 
 function schedule(wait) {
@@ -148,10 +148,10 @@ async function refresh() {
 
 let source = null;
 if (body.dataset.base !== undefined && document.querySelector("[data-part], figure[data-chart]")) {
-  source = new EventSource(`${base}/api/v1/events`);
+  source = new EventSource(`${base}/api/v1/events?after=${encodeURIComponent(body.dataset.place ?? "")}`);
   source.onmessage = told;
   source.onopen = () => { connected = true; heard = Date.now(); };
-  source.addEventListener("reset", () => { heard = Date.now(); schedule(0); });
+  source.addEventListener("reset", () => { heard = Date.now(); schedule(2000); });
   source.onerror = () => { connected = false; showStale(); };
   addEventListener("pagehide", () => source.close());
   addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });

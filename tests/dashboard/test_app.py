@@ -225,6 +225,36 @@ async def test_it_closes_at_once_with_streams_open(feed: RunFeed) -> None:
     await server.close()
 
 
+async def test_a_reader_that_takes_nothing_delays_neither_news_nor_the_end(feed: RunFeed) -> None:
+    server = DashboardServer(feed, "127.0.0.1", 0)
+    await server.start()
+    loop = asyncio.get_running_loop()
+    with socket.socket() as stuck:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.setblocking(False)
+        await loop.sock_connect(stuck, ("127.0.0.1", server.port))
+        await loop.sock_sendall(stuck, b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with aiohttp.ClientSession(server.address) as client:
+            async with client.get("/api/v1/events") as answer:
+                await read_until(answer.content, b"retry")
+                for n in range(900):
+                    feed.publish(ev.SampleText(at_ms=NOW_MS, text=f"{n} " + "word " * 790))
+                await read_until(answer.content, b"899 word")
+        begin = loop.time()
+        await server.close()
+        assert loop.time() - begin < 0.5
+
+
+async def test_a_page_is_compressed_for_whoever_takes_that(client: aiohttp.ClientSession) -> None:
+    async with client.get("/", headers={"Accept-Encoding": "gzip"}) as answer:
+        assert answer.headers["Content-Encoding"] == "gzip"
+        assert int(answer.headers["Content-Length"]) < len(await answer.read()) / 3
+        assert answer.headers["Server"] == "dugnad"
+    async with client.get("/", headers={"Accept-Encoding": "identity"}) as answer:
+        assert "Content-Encoding" not in answer.headers
+        checked(await answer.text())
+
+
 async def test_a_taken_port_is_said_clearly() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from dugnad.dashboard import events as ev
@@ -183,7 +184,7 @@ def test_peers_sort_by_each_column_both_ways(column: str) -> None:
     for direction, falling in (("up", False), ("down", True)):
         found = chosen_peers(rows, peers_query({"sort": column, "dir": direction}))
         values = [key(one) for one in found]
-        assert values == sorted(values, reverse=falling)  # type: ignore[type-var]
+        assert values == sorted(values, reverse=falling)
 
 
 def test_peers_are_found_by_words_and_by_whether_they_are_here() -> None:
@@ -239,8 +240,8 @@ def test_a_period_counts_the_merges_in_it() -> None:
 
 def test_a_spreadsheet_runs_nothing_of_the_csv() -> None:
     rows = board(keys(2))
-    bad = ev.msgspec.structs.replace(rows.rows[0], name="=HYPERLINK(1)")
-    evil = ev.msgspec.structs.replace(rows, rows=(bad, *rows.rows[1:]))
+    bad = msgspec.structs.replace(rows.rows[0], name="=HYPERLINK(1)")
+    evil = msgspec.structs.replace(rows, rows=(bad, *rows.rows[1:]))
     text = leaderboard_csv(view(ev.BoardComputed(at_ms=NOW_MS, board=evil)))
     assert ",'=HYPERLINK(1)," in text
     assert text.splitlines()[0].startswith("rank,name,peer,recent,tokens,share")

@@ -23,7 +23,8 @@ from dugnad.averaging.worker import FragmentRules, FragmentWorker, Progress
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.ports import TransportError
-from dugnad.peer.averager import Averager, LearnerAway, Ports
+from dugnad.peer.averager import Averager
+from dugnad.peer.exchangeports import LearnerAway, Ports
 from dugnad.peer.pull import PullError
 from dugnad.peer.store import Promise
 

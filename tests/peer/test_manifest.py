@@ -65,7 +65,7 @@ def test_a_manifest_says_what_its_run_file_says(manifest: Manifest) -> None:
     assert manifest.batch_sequences == 8
     assert (manifest.unit_sequences, manifest.token_budget, manifest.seed) == (64, 50_000_000, 1)
     assert manifest.exchange.merge_floor_ms == 1000
-    assert manifest.outer.mu_bits == bits_of(0.5)
+    assert manifest.outer.mu_bits == bits_of(0.0)
     assert manifest.data.held_out_start < manifest.data.sequences == (INDEX.size - 1) // 32
     assert manifest.model.tensor_specs() == list(manifest.table.tensors)
     assert any("open" in text for _, text in describe(manifest))

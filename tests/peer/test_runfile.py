@@ -75,7 +75,7 @@ def test_admitted_peers_are_keys_in_order() -> None:
         ("commit_codec = ", "commit_codec = 'int4' # ", "use float32, float16, int8", ""),
         ("merge_floor_s = 1.0", "merge_floor_s = 0.0", "exchange.merge_floor_s is 0.0", ""),
         ("merge_floor_s = 1.0", "merge_floor_s = nan", "exchange.merge_floor_s is nan", ""),
-        ("outer_momentum = 0.5", "outer_momentum = 1.0", "less than 1", ""),
+        ("outer_momentum = 0.0", "outer_momentum = 1.0", "less than 1", ""),
         ("fragments = 4 ", "fragments = 4000 ", "less than or equal to 1024", ""),
         ("horizon = 4", "horizon = 1", "horizon 1 must be at least staleness 2", ""),
         ("unit_sequences = 64", "unit_sequences = 63", "must be a multiple of batch_sequences", ""),

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def test_a_swarm_survives_a_kill_takes_in_a_newcomer_and_leaves_nothing_behind(
     first, link = swarm.start()
     second, third = swarm.launch("join", link), swarm.launch("join", link)
     for peer in (first, second, third):
-        wait_for(lambda peer=peer: merged(peer, 3), 60.0, "the third version")
+        wait_for(partial(merged, peer, 3), 60.0, "the third version")
     second_link = wait_for(lambda: link_in(second.log), 5.0, "the link")
 
     first.remember_family()
@@ -186,7 +187,7 @@ def test_a_swarm_survives_a_kill_takes_in_a_newcomer_and_leaves_nothing_behind(
     for peer in survivors:
         assert peer.process.wait(30) == 0, peer.log.read_text(errors="replace")
         assert "could not be sent" in peer.log.read_text(errors="replace")
-        wait_for(lambda peer=peer: gone(peer.family), 5.0, "the end of its children")
+        wait_for(partial(gone, peer.family), 5.0, "the end of its children")
         assert not (peer.home / "daemon.json").exists()
         assert not list(Home(peer.home).runtime().iterdir()), "sockets are left"
 

@@ -1,0 +1,97 @@
+"""What stands around the exchange's shell: learner, network and records, each as a small port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dugnad.averaging import events as ev
+from dugnad.averaging import formats as fm
+from dugnad.averaging.tree import Vector
+from dugnad.averaging.worker import Progress
+from dugnad.dht.ids import PeerId, RunId
+from dugnad.dht.records import Signer
+from dugnad.peer.store import Promise
+
+
+class LearnerPort(Protocol):
+    """What the averager needs of the learner."""
+
+    async def copy_out(self, fragment: int) -> tuple[Vector, int]:
+        """The fragment's parameters after a step, and that step. Raises LearnerAway."""
+        ...
+
+    async def add_in(self, fragment: int, delta: Vector) -> None:
+        """Add to the fragment's parameters. Raises LearnerAway."""
+        ...
+
+    def progress(self, fragment: int, seq: int, step: int) -> Progress | None:
+        """The work behind contribution ``seq``, copied out after ``step``."""
+        ...
+
+    def settled(self, fragment: int, seq: int, share: float) -> None:
+        """What became of a contribution's work."""
+        ...
+
+    def forgotten(self, fragment: int, seq: int) -> None:
+        """A contribution is settled for good."""
+        ...
+
+
+class LearnerAway(Exception):
+    """There is no learner at this moment; the fragment's buffers are as they were."""
+
+
+class NetworkPort(Protocol):
+    """What the averager needs of the network."""
+
+    def send(self, peer: PeerId, message: fm.Message) -> None:
+        """Queue a control message."""
+        ...
+
+    async def push(
+        self,
+        peer: PeerId,
+        contribution: fm.Contribution,
+        pieces: tuple[fm.UnitPiece, ...],
+        payload: bytes,
+    ) -> str:
+        """Send a contribution; the refusal or ''. Raises TransportError."""
+        ...
+
+    async def payload(self, peers: Sequence[PeerId], header: fm.Header, size: int) -> bytes:
+        """A commit's payload. Raises PullError."""
+        ...
+
+    async def anchors(
+        self, peers: Sequence[PeerId], header: fm.Header, size: int
+    ) -> tuple[Vector, Vector]:
+        """A commit's parameters and momentum. Raises PullError."""
+        ...
+
+
+class RecordPort(Protocol):
+    """What the averager needs to be remembered: on the disk when these return."""
+
+    async def raise_seq(self, fragment: int, listed: int) -> None:
+        """Never use numbers up to this one again."""
+        ...
+
+    async def promise_header(self, promise: Promise) -> bool:
+        """Whether this header may be signed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Everything around the averager."""
+
+    run: RunId
+    signer: Signer
+    learner: LearnerPort
+    network: NetworkPort
+    records: RecordPort
+    clock: Callable[[], float]
+    on_adopt: Callable[[int, ev.Adopt, fm.Header], None]
+    on_note: Callable[[int, ev.Note], None]
