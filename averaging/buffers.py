@@ -173,9 +173,11 @@ class FragmentBuffers:
         another size, or parameters that are not finite.
         """
         self._check_hand_in(seq, learner_theta)
-        payload, hashes, progress_norm = self._encoded(learner_theta, codec)
-        squares = self._take_out(learner_theta, payload, codec)
-        self.ref = learner_theta.copy()
+        room = np.empty(self.size, np.float32)  # first what is sent and kept, then the reference
+        payload, hashes, progress_norm = self._encoded(learner_theta, codec, room)
+        squares = self._keep_rest(room, payload, codec)
+        np.copyto(room, learner_theta)
+        self.ref = room
         self.last_seq = seq
         self.retained[seq] = Retained(payload, codec.name)
         if progress_norm > 0.0:
@@ -223,9 +225,9 @@ class FragmentBuffers:
         """
         following = NextAnchor(state, Rates.of_bits(eta_bits=eta_bits, mu_bits=mu_bits))
         encoded = Encoded.of(codec, payload, state.theta.size)
-        gradient = leaf_room(state.theta.size)
+        gradient, scratch = leaf_room(encoded.n), leaf_room(encoded.n)
         for k in range(len(encoded.bounds)):
-            following.step(encoded.leaf(k, gradient))
+            following.step(encoded.leaf(k, gradient, scratch))
         return following.sealed()
 
     def adopt(self, state: AnchorState) -> Vector:
@@ -310,43 +312,38 @@ class FragmentBuffers:
         if not all(np.isfinite(vector[a:b]).all() for a, b in param_bounds(self.size)):
             raise BuffersError("a residual that is not finite")
 
-    def _encoded(self, theta: Vector, codec: Codec) -> tuple[bytes, tuple[bytes, ...], float]:
-        """Return residual and progress encoded, its leaf hashes and the progress' norm.
+    def _encoded(
+        self, theta: Vector, codec: Codec, total: Vector
+    ) -> tuple[bytes, tuple[bytes, ...], float]:
+        """Put residual and progress in ``total``; return it encoded, its leaves, progress' norm.
 
-        Changes nothing; raises :class:`BuffersError` for parameters that are not finite.
+        Changes nothing else; raises :class:`BuffersError` for parameters that are not finite.
         """
-        n = self.size
-        payload = bytearray(codec.encoded_size(n))
-        view = memoryview(payload)
-        total, hashes, squares = leaf_room(n), [], 0.0
+        payload = bytearray(codec.encoded_size(self.size))
+        view, scratch = memoryview(payload), leaf_room(self.size)
+        hashes, squares = [], 0.0
         for (start, stop), (first, last) in zip(
-            param_bounds(n), leaf_bounds(codec, n), strict=True
+            param_bounds(self.size), leaf_bounds(codec, self.size), strict=True
         ):
-            part = np.subtract(self.ref[start:stop], theta[start:stop], out=total[: stop - start])
+            part = np.subtract(self.ref[start:stop], theta[start:stop], out=total[start:stop])
             squares += squared(part)
             if not math.isfinite(squares):
                 raise BuffersError("the learner's parameters are not finite")
             np.add(self.residual[start:stop], part, out=part)
             try:
-                codec.encode_into(part, view[first:last])
+                codec.encode_into(part, view[first:last], scratch)
             except CodecError as fault:
                 raise BuffersError(f"progress cannot be encoded: {fault.reason}") from fault
             hashes.append(leaf_hash(view[first:last]))
         return bytes(payload), tuple(hashes), math.sqrt(squares)
 
-    def _take_out(self, theta: Vector, payload: bytes, codec: Codec) -> float:
-        """Leave in the residual what ``payload`` has not; return its squared norm.
-
-        The progress is computed again, so that no array of the fragment's size is needed.
-        """
-        encoded = Encoded.of(codec, payload, self.size)
-        fresh, sent = leaf_room(self.size), leaf_room(self.size)
-        squares = 0.0
+    def _keep_rest(self, total: Vector, payload: bytes, codec: Codec) -> float:
+        """Leave in the residual what of ``total`` the payload has not; return its squared norm."""
+        encoded, squares = Encoded.of(codec, payload, self.size), 0.0
+        sent, scratch = leaf_room(self.size), leaf_room(self.size)
         for k, (start, stop) in enumerate(param_bounds(self.size)):
             rest = self.residual[start:stop]
-            part = np.subtract(self.ref[start:stop], theta[start:stop], out=fresh[: stop - start])
-            np.add(rest, part, out=part)
-            np.subtract(part, encoded.leaf(k, sent), out=rest)
+            np.subtract(total[start:stop], encoded.leaf(k, sent, scratch), out=rest)
             squares += squared(rest)
         return squares
 
@@ -401,9 +398,9 @@ def _restored(arrays: Mapping[str, npt.NDArray[np.generic]], n: int) -> dict[int
 def _add_decoded(target: Vector, payload: bytes, codec: Codec, share: float) -> None:
     """Add ``share`` times the decoded payload to ``target``, leaf by leaf."""
     encoded = Encoded.of(codec, payload, target.size)
-    scratch, factor = leaf_room(target.size), np.float32(share)
+    room, scratch, factor = leaf_room(target.size), leaf_room(target.size), np.float32(share)
     for k, (start, stop) in enumerate(param_bounds(target.size)):
-        part = encoded.leaf(k, scratch)
+        part = encoded.leaf(k, room, scratch)
         np.multiply(part, factor, out=part)
         np.add(target[start:stop], part, out=target[start:stop])
 

@@ -62,15 +62,22 @@ class Codec(Protocol):
         """Return ``x`` encoded; raises :class:`CodecError` if it holds NaN or infinity."""
         ...
 
-    def encode_into(self, x: Vector, out: bytearray | memoryview) -> None:
-        """Encode ``x`` into ``out``, which has exactly ``encoded_size(x.size)`` bytes."""
+    def encode_into(
+        self, x: Vector, out: bytearray | memoryview, scratch: Vector | None = None
+    ) -> None:
+        """Encode ``x`` into ``out``, which has exactly ``encoded_size(x.size)`` bytes.
+
+        ``scratch`` has room for a leaf: who works leaf by leaf saves a fresh one for each.
+        """
         ...
 
-    def decode(self, data: Bytes, n: int, out: Vector | None = None) -> Vector:
+    def decode(
+        self, data: Bytes, n: int, out: Vector | None = None, scratch: Vector | None = None
+    ) -> Vector:
         """Return the ``n`` finite parameters in ``data``, in ``out`` if given.
 
         Raises :class:`CodecError` for anything else than a valid encoding of ``n`` parameters;
-        ``out`` is then partly written.
+        ``out`` is then partly written. ``scratch`` has room for a leaf.
         """
         ...
 
@@ -109,20 +116,25 @@ class LeafCodec:
         self.encode_into(x, out)
         return bytes(out)
 
-    def encode_into(self, x: Vector, out: bytearray | memoryview) -> None:
+    def encode_into(
+        self, x: Vector, out: bytearray | memoryview, scratch: Vector | None = None
+    ) -> None:
         """Encode ``x`` into ``out``, which has exactly ``encoded_size(x.size)`` bytes."""
         _require_vector(x)
         octets = octets_of(out)
         if octets.size != self.encoded_size(x.size):
             raise ValueError(f"{octets.size} bytes of room for {self.encoded_size(x.size)}")
-        scratch = np.empty(min(x.size, LEAF_PARAMS), np.float32)
+        if scratch is None:
+            scratch = np.empty(min(x.size, LEAF_PARAMS), np.float32)
         at = 0
         for start, stop in param_bounds(x.size):
             size = self.leaf_size(stop - start)
             self.encode_leaf(x[start:stop], octets[at : at + size], scratch[: stop - start])
             at += size
 
-    def decode(self, data: Bytes, n: int, out: Vector | None = None) -> Vector:
+    def decode(
+        self, data: Bytes, n: int, out: Vector | None = None, scratch: Vector | None = None
+    ) -> Vector:
         """Return ``n`` finite parameters in ``data``, in ``out`` if given, or raise CodecError."""
         octets = octets_of(data)
         if octets.size != self.encoded_size(n):
@@ -132,7 +144,8 @@ class LeafCodec:
         _require_vector(out)
         if out.size != n:
             raise ValueError(f"room for {out.size} parameters of {n}")
-        scratch = np.empty(min(n, LEAF_PARAMS), np.float32)
+        if scratch is None:
+            scratch = np.empty(min(n, LEAF_PARAMS), np.float32)
         at = 0
         for start, stop in param_bounds(n):
             size = self.leaf_size(stop - start)

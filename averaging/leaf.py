@@ -38,11 +38,14 @@ class Encoded:
             raise CodecError(f"{len(view)} bytes where {codec.encoded_size(n)} were due")
         return cls(codec, view, leaf_bounds(codec, n), n)
 
-    def leaf(self, k: int, room: Vector) -> Vector:
-        """Return leaf ``k`` decoded, in the first part of ``room``; raises CodecError."""
+    def leaf(self, k: int, room: Vector, scratch: Vector) -> Vector:
+        """Return leaf ``k`` decoded, in the first part of ``room``; raises CodecError.
+
+        Both are from :func:`leaf_room`, and what ``scratch`` holds is overwritten.
+        """
         first, last = self.bounds[k]
         length = min(LEAF_PARAMS, self.n - k * LEAF_PARAMS)
-        return self.codec.decode(self.payload[first:last], length, room[:length])
+        return self.codec.decode(self.payload[first:last], length, room[:length], scratch)
 
 
 def leaf_room(n: int) -> Vector:

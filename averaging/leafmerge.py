@@ -54,12 +54,32 @@ class LeafMerge:
     rounding: Vector
 
 
+def squares_of(encoded: Encoded, groups: Sequence[Group]) -> tuple[float, ...]:
+    """Return the squared norm of each group: all that a rule without angles asks of an input.
+
+    Decodes all of it, so it also raises CodecError for a payload that is none.
+    """
+    moments = Moments(1, groups, "mean")
+    room, scratch = leaf_room(encoded.n), leaf_room(encoded.n)
+    for k, parts in enumerate(_by_leaf(groups)):
+        leaf = encoded.leaf(k, room, scratch)
+        for part in parts:
+            moments.add_squares(part.group, 0, leaf[part.start : part.stop])
+    return tuple(float(one[0]) for one in moments.products)
+
+
 def weigh_encoded(
-    entries: Sequence[Entry], inputs: Sequence[Encoded], groups: Sequence[Group], *, rule: str
+    entries: Sequence[Entry],
+    inputs: Sequence[Encoded],
+    groups: Sequence[Group],
+    *,
+    rule: str,
+    squares: Sequence[tuple[float, ...] | None] = (),
 ) -> Weights:
     """Return the clip factors and coefficients of a merge: the first pass.
 
-    Raises :class:`InputError` for an input that is not one, else as
+    ``squares`` may hold what :func:`squares_of` returned for an input earlier. Raises
+    :class:`InputError` for an input that is not one, else as
     :func:`~dugnad.averaging.merge.merge` does.
     """
     check_entries(entries, groups, rule=rule)
@@ -68,18 +88,29 @@ def weigh_encoded(
         if one.n != size:
             raise MergeError(f"{one.n} parameters, not {size}")
     moments = Moments(len(inputs), groups, rule)
-    rooms = [leaf_room(size) for _ in (inputs if any(moments.pairs) else inputs[:1])]
-    for k, parts in enumerate(_by_leaf(groups)):
-        if any(moments.pairs[part.group] for part in parts):
-            leaves = [_decoded(inputs, i, k, room) for i, room in enumerate(rooms)]
-            for part in parts:
-                moments.add(part.group, [leaf[part.start : part.stop] for leaf in leaves])
-            continue
-        for i in range(len(inputs)):
-            leaf = _decoded(inputs, i, k, rooms[0])
-            for part in parts:
-                moments.add_squares(part.group, i, leaf[part.start : part.stop])
+    if any(moments.pairs):
+        _add_all(moments, inputs, groups)
+    else:
+        for i, one in enumerate(inputs):
+            known = squares[i] if squares else None
+            moments.put_squares(i, known or _squares_of_input(i, one, groups))
     return weigh(entries, groups, moments, rule=rule)
+
+
+def _squares_of_input(i: int, encoded: Encoded, groups: Sequence[Group]) -> tuple[float, ...]:
+    try:
+        return squares_of(encoded, groups)
+    except CodecError as fault:
+        raise InputError(i, fault.reason) from fault
+
+
+def _add_all(moments: Moments, inputs: Sequence[Encoded], groups: Sequence[Group]) -> None:
+    """Sum the moments with a leaf of every input at hand."""
+    rooms, scratch = [leaf_room(one.n) for one in inputs], leaf_room(inputs[0].n)
+    for k, parts in enumerate(_by_leaf(groups)):
+        leaves = [_decoded(inputs, i, k, (room, scratch)) for i, room in enumerate(rooms)]
+        for part in parts:
+            moments.add(part.group, [leaf[part.start : part.stop] for leaf in leaves])
 
 
 def combine(
@@ -102,17 +133,17 @@ def combine(
     factors = np.array(coefficients, np.float32)
     payload, hashes = bytearray(codec.encoded_size(n)), []
     merged = Encoded.of(codec, payload, n)
-    total, scratch = leaf_room(n), leaf_room(n)
+    rooms = leaf_room(n), leaf_room(n), leaf_room(n)
     for k, ((start, stop), parts) in enumerate(zip(param_bounds(n), _by_leaf(groups), strict=True)):
         first, last = merged.bounds[k]
         room = merged.payload[first:last]
-        leaf = _summed(inputs, k, parts, factors, total, scratch)
+        leaf = _summed(inputs, k, parts, factors, rooms)
         try:
-            codec.encode_into(leaf, room)
+            codec.encode_into(leaf, room, rooms[2])
         except CodecError as fault:
             raise MergeError("a merged vector that is not finite") from fault
         hashes.append(leaf_hash(room))
-        decoded = merged.leaf(k, scratch)
+        decoded = merged.leaf(k, *rooms[1:])
         rest = np.subtract(leaf, decoded, out=rounding[start:stop])
         np.multiply(rest, rounding_factor, out=rest)
         following.step(decoded)
@@ -124,19 +155,21 @@ def _summed(
     k: int,
     parts: Sequence[Span],
     factors: npt.NDArray[np.float32],
-    total: Vector,
-    scratch: Vector,
+    rooms: tuple[Vector, Vector, Vector],
 ) -> Vector:
-    """Return leaf ``k`` of what :func:`~dugnad.averaging.merge.apply_coefficients` returns."""
-    leaf = total
+    """Return leaf ``k`` of what :func:`~dugnad.averaging.merge.apply_coefficients` returns.
+
+    It lies in the first of ``rooms``.
+    """
+    total = rooms[0]
     with np.errstate(over="ignore", invalid="ignore"):
         for i in range(len(inputs)):
-            piece = _decoded(inputs, i, k, scratch if i else total)
+            piece = _decoded(inputs, i, k, (rooms[min(i, 1)], rooms[2]))
             for part in parts:
-                range_of = piece[part.start : part.stop]
-                np.multiply(range_of, factors[i, part.group], out=range_of)
-            leaf = np.add(leaf, piece, out=leaf) if i else piece
-    return leaf
+                values = piece[part.start : part.stop]
+                np.multiply(values, factors[i, part.group], out=values)
+            total = np.add(total, piece, out=total) if i else piece
+    return total
 
 
 def _by_leaf(groups: Sequence[Group]) -> list[list[Span]]:
@@ -150,8 +183,8 @@ def _by_leaf(groups: Sequence[Group]) -> list[list[Span]]:
     return leaves
 
 
-def _decoded(inputs: Sequence[Encoded], i: int, k: int, room: Vector) -> Vector:
+def _decoded(inputs: Sequence[Encoded], i: int, k: int, rooms: tuple[Vector, Vector]) -> Vector:
     try:
-        return inputs[i].leaf(k, room)
+        return inputs[i].leaf(k, *rooms)
     except CodecError as fault:
         raise InputError(i, fault.reason) from fault

@@ -164,6 +164,11 @@ class Moments:
         """Add one span of one input in a group without pairs."""
         self.products[group][index] += squared(piece, self._wide[0])
 
+    def put_squares(self, index: int, squares: Sequence[float]) -> None:
+        """Set the squared norms of one input where no group has pairs."""
+        for product, one in zip(self.products, squares, strict=True):
+            product[index] = one
+
     def squares(self) -> Matrix:
         """Return the squared norms: row i is input i, column g is group g."""
         return np.stack([p.diagonal() if p.ndim == 2 else p for p in self.products], axis=1)

@@ -13,12 +13,12 @@ from typing import Final
 import numpy as np
 
 from dugnad.averaging.buffers import AnchorState, BuffersError, FragmentBuffers
-from dugnad.averaging.codecs import CODECS, COMMIT_CODECS, Codec, CodecError, leaf_bounds
+from dugnad.averaging.codecs import CODECS, COMMIT_CODECS, CodecError, leaf_bounds
 from dugnad.averaging.events import HandIn, Key, Merge, Merged
 from dugnad.averaging.formats import Contribution, Header, Input, UnitPiece, pieces_root
 from dugnad.averaging.fragments import Group
 from dugnad.averaging.leaf import Encoded, leaf_room
-from dugnad.averaging.leafmerge import InputError, combine, weigh_encoded
+from dugnad.averaging.leafmerge import InputError, combine, squares_of, weigh_encoded
 from dugnad.averaging.merge import MergeError
 from dugnad.averaging.outer import OuterError, Rates
 from dugnad.averaging.tree import Vector, leaf_hashes, root_of
@@ -26,8 +26,9 @@ from dugnad.dht.ids import PeerId, RunId
 
 PAYLOADS_KEPT: Final = 8
 """Commit payloads kept for peers that pull them: the versions that a catch-up may ask for."""
-CORRECTIONS_KEPT: Final = 8
-"""Own merges whose rounding may still have to be taken back after a switch of lineage."""
+CORRECTIONS_KEPT: Final = 5
+"""Own merges whose rounding may still have to be taken back after a switch of lineage, and newest
+commits that count as not settled: F = 4 versions and the one on top (DESIGN.md 8.8)."""
 
 
 class WorkError(ValueError):
@@ -70,6 +71,8 @@ class Kept:
     contribution: Contribution
     pieces: tuple[UnitPiece, ...]
     payload: bytes
+    squares: tuple[float, ...] | None = None
+    """Squared norms by group where the merging rule asks for no more; None: not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class FragmentWorker:
     commits: dict[bytes, Commit] = field(default_factory=dict)
     corrections: dict[bytes, Vector] = field(default_factory=dict)
     applied: set[bytes] = field(default_factory=set)
+    recent: list[bytes] = field(default_factory=list)
+    """The newest commits under the anchor, oldest first: those that a switch may undo."""
     _made: _Made | None = None
 
     @classmethod
@@ -163,8 +168,12 @@ class FragmentWorker:
         known = self.inbox.get(key)
         if known is not None and known.contribution != contribution:
             raise WorkError("its maker sent another contribution with this number", lied=True)
-        check_contribution(contribution, payload, self.buffers.size)
-        self.inbox[key] = Kept(contribution, pieces, payload)
+        encoded = _checked(contribution, payload, self.buffers.size)
+        try:
+            squares = squares_of(encoded, self.rules.groups)
+        except CodecError as fault:
+            raise _refused(fault) from fault
+        self.inbox[key] = Kept(contribution, pieces, payload, squares)
 
     def drop_payload(self, key: Key) -> None:
         """A foreign contribution is not needed any more."""
@@ -175,6 +184,7 @@ class FragmentWorker:
 
     def merge(self, action: Merge) -> Merged:
         """Merge the named contributions on top of ``action.parent`` (rule 4)."""
+        parent = self.states[action.parent]
         found: list[Kept] = []
         inputs: list[Encoded] = []
         bad: list[tuple[Key, str]] = []
@@ -183,12 +193,15 @@ class FragmentWorker:
             if kept is None:
                 bad.append((key, "its payload is not here any more"))
                 continue
-            codec = CODECS[kept.contribution.codec]
-            inputs.append(Encoded.of(codec, kept.payload, self.buffers.size))
-            found.append(kept)
+            try:
+                codec = CODECS[kept.contribution.codec]
+                inputs.append(Encoded.of(codec, kept.payload, self.buffers.size))
+                found.append(kept)
+            except CodecError as fault:
+                bad.append((key, fault.reason))
         while found:
             try:
-                return self._merge(action.parent, found, inputs, tuple(bad))
+                return self._merge(action.parent, parent, found, inputs, tuple(bad))
             except InputError as fault:
                 bad.append((_key(found.pop(fault.index)), fault.reason))
                 del inputs[fault.index]
@@ -201,13 +214,15 @@ class FragmentWorker:
     def _merge(
         self,
         digest: bytes,
+        parent: AnchorState,
         found: Sequence[Kept],
         inputs: Sequence[Encoded],
         bad: tuple[tuple[Key, str], ...],
     ) -> Merged:
         rules = self.rules
         listed = [kept.contribution for kept in found]
-        weights = weigh_encoded(listed, inputs, rules.groups, rule=rules.rule)
+        squares = [kept.squares for kept in found]
+        weights = weigh_encoded(listed, inputs, rules.groups, rule=rules.rule, squares=squares)
         rows = weights.coefficients
         mine = [np.mean(row) for row, c in zip(rows, listed, strict=True) if c.peer == self.me]
         share = float(sum(mine)) if mine else 1.0 / len(found)
@@ -216,7 +231,7 @@ class FragmentWorker:
             rows,
             rules.groups,
             codec=COMMIT_CODECS[rules.commit_codec],
-            state=self.states[digest],
+            state=parent,
             rates=Rates.of_bits(eta_bits=rules.eta_bits, mu_bits=rules.mu_bits),
             rounding_factor=np.float32(1.0 / share if share > 0.0 else 0.0),
         )
@@ -253,9 +268,7 @@ class FragmentWorker:
         self._keep_commit(digest, made.commit)
         self.corrections[digest] = made.correction
         while len(self.corrections) > CORRECTIONS_KEPT:
-            oldest = next(iter(self.corrections))
-            del self.corrections[oldest]
-            self.applied.discard(oldest)
+            self._drop_correction(next(iter(self.corrections)))
 
     # -- following -----------------------------------------------------------------------------
 
@@ -310,16 +323,24 @@ class FragmentWorker:
         for one in undone:
             if one in self.applied:
                 self.applied.discard(one)
-                self.buffers.add_residual(-self.corrections[one])
+                self.buffers.take_residual(self.corrections[one])
         for one in applied:
             if one in self.corrections and one not in self.applied:
                 self.applied.add(one)
                 self.buffers.add_residual(self.corrections[one])
+        gone = set(undone)
+        self.recent = [one for one in self.recent if one not in gone] + list(applied)
+        while len(self.recent) > CORRECTIONS_KEPT:
+            self._drop_correction(self.recent.pop(0))
         return self.buffers.adopt(self.states[digest])
 
     def drop_state(self, digest: bytes) -> None:
         """The anchors after this commit are not needed any more."""
         self.states.pop(digest, None)
+
+    def _drop_correction(self, digest: bytes) -> None:
+        self.corrections.pop(digest, None)
+        self.applied.discard(digest)
 
     def _keep_commit(self, digest: bytes, commit: Commit) -> None:
         self.commits[digest] = commit
@@ -329,6 +350,17 @@ class FragmentWorker:
 
 def check_contribution(contribution: Contribution, payload: bytes, size: int) -> None:
     """Raise :class:`WorkError` unless ``payload`` is what ``contribution`` says it is."""
+    encoded = _checked(contribution, payload, size)
+    room, scratch = leaf_room(size), leaf_room(size)
+    try:
+        for k in range(len(encoded.bounds)):
+            encoded.leaf(k, room, scratch)
+    except CodecError as fault:
+        raise _refused(fault) from fault
+
+
+def _checked(contribution: Contribution, payload: bytes, size: int) -> Encoded:
+    """Return a payload of the right size and root; its numbers are not looked at."""
     codec = CODECS.get(contribution.codec)
     if codec is None:
         raise WorkError(f"its codec {contribution.codec!r} is unknown here", lied=True)
@@ -336,16 +368,11 @@ def check_contribution(contribution: Contribution, payload: bytes, size: int) ->
         raise WorkError("its payload has another size than its fragment", lied=True)
     if root_of(leaf_hashes(payload, leaf_bounds(codec, size))) != contribution.payload_root:
         raise WorkError("its payload does not match its root", lied=True)
-    try:
-        _require_decodable(codec, payload, size)
-    except CodecError as fault:
-        raise WorkError(f"its payload is refused: {fault.reason}", lied=True) from fault
+    return Encoded.of(codec, payload, size)
 
 
-def _require_decodable(codec: Codec, payload: bytes, size: int) -> None:
-    encoded, room = Encoded.of(codec, payload, size), leaf_room(size)
-    for k in range(len(encoded.bounds)):
-        encoded.leaf(k, room)
+def _refused(fault: CodecError) -> WorkError:
+    return WorkError(f"its payload is refused: {fault.reason}", lied=True)
 
 
 def _key(kept: Kept) -> Key:

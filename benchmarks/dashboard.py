@@ -55,7 +55,8 @@ def main() -> None:
         "fold_us_per_event": 1e6 * (time.perf_counter() - begin) / folded,
     }
     for name, render in pages().items():
-        figures[f"{name}_ms"] = median_ms(feed, render, now_ms, options.repeats)
+        wall_ms, cpu_ms = median_ms(feed, render, now_ms, options.repeats)
+        figures |= {f"{name}_ms": wall_ms, f"{name}_cpu_ms": cpu_ms}
     figures |= asyncio.run(streams(feed, options.readers, options.seconds))
     for name, value in figures.items():
         print(f"{name:24} {value:.4g}")
@@ -77,16 +78,17 @@ def pages() -> dict[str, Callable[[RunFeed, View], object]]:
 
 def median_ms(
     feed: RunFeed, render: Callable[[RunFeed, View], object], now_ms: int, repeats: int
-) -> float:
-    """Of renderings, each of a state with one more measurement."""
-    times = []
+) -> tuple[float, float]:
+    """Time and CPU time of renderings, each of a state with one more measurement."""
+    times, cpu_times = [], []
     for n in range(repeats):
         loss = 2.0 + 0.01 * (n % 7)
         feed.publish(ev.TrainLoss(at_ms=now_ms + n, tokens=1_900_000_000 + n, loss=loss))
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         render(feed, View(feed.state(), now_ms + n))
         times.append(1000 * (time.perf_counter() - begin))
-    return statistics.median(times)
+        cpu_times.append(1000 * (time.process_time() - cpu_begin))
+    return statistics.median(times), statistics.median(cpu_times)
 
 
 async def streams(feed: RunFeed, readers: int, seconds: float) -> dict[str, float]:

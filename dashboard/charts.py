@@ -17,12 +17,24 @@ from dugnad.dashboard.axes import Scale, Ticks, fitted, log_ticks, number_ticks,
 from dugnad.dashboard.markup import Markup, el, join
 from dugnad.dashboard.text import amount
 
-POINTS_MAX: Final = 600
-"""Points of a line: more than one a pixel cannot be seen."""
+POINTS_MAX: Final = 400
+"""Points of a line: one for two pixels of the widest drawing; more only make pages heavier."""
 SERIES_MAX: Final = 8
 """Patterns that can still be told apart."""
 LETTER_PX: Final = 6.8
 """Usual width of a letter of 12 px, to keep labels apart."""
+
+_HATCHES: Final = (
+    "",
+    "M-1 7L7 -1",
+    "M-1 -1L7 7",
+    "M0 3H6",
+    "M3 0V6",
+    "M0 3H6M3 0V6",
+    "M-1 7L7 -1M-1 -1L7 7",
+    "M2 3h2",
+)
+"""Patterns of the parts of a bar, so that they differ by more than colour."""
 
 Kind = Literal["line", "step", "area"]
 Axis = Literal["tokens", "time"]
@@ -137,12 +149,18 @@ def smooth(
     if len(points) <= limit:
         return list(points)
     low, width = points[0][0], (points[-1][0] - points[0][0]) / (limit - 1) or 1.0
-    sums: dict[int, tuple[float, float, int]] = {}
-    for x, y in points[:-1]:
-        column = min(int((x - low) / width), limit - 2)
-        sum_x, sum_y, n = sums.get(column, (0.0, 0.0, 0))
-        sums[column] = (sum_x + x, sum_y + y, n + 1)
-    return [*((sx / n, sy / n) for sx, sy, n in sums.values()), points[-1]]
+    kept: list[tuple[float, float]] = []
+    column, sum_x, sum_y, n = 0, 0.0, 0.0, 0
+    for x, y in points:
+        at = int((x - low) / width)
+        if at != column:
+            if n:
+                kept.append((sum_x / n, sum_y / n))
+            column, sum_x, sum_y, n = at, 0.0, 0.0, 0
+        sum_x += x
+        sum_y += y
+        n += 1
+    return [*kept[: limit - 1], points[-1]]
 
 
 def _y(point: tuple[float, float]) -> float:
@@ -158,6 +176,8 @@ def plot_svg(plot: Plot, size: Size = WIDE, *, style: str = "") -> Markup:
     ticks_y = (log_ticks if plot.log else number_ticks)(y.low, y.high, about)
     if plot.whole:
         ticks_y = [(v, t) for v, t in ticks_y if v == int(v)]
+    if not any(curve.points for curve in plot.curves):
+        ticks_x, ticks_y = [], []
     body = join(
         _bands(plot, x, frame),
         _grid(ticks_x, ticks_y, (x, y), frame),
@@ -339,14 +359,46 @@ def bars_svg(bars: Bars, size: Size = WIDE, *, style: str = "") -> Markup:
     ticks: Ticks = [(n + 0.5, label) for n, label in enumerate(bars.labels)]
     every = max(1, math.ceil(len(ticks) / (size.width // 76)))
     body = join(
+        hatches(f"{bars.name}-{size.name}", len(bars.parts)),
         _grid(ticks[::every], number_ticks(y.low, y.high, 4), (x, y), frame),
         el("text", bars.y_label, cls="unit", x=4, y=_n(frame.top - 8)),
-        [_stack(bars, n, (x, y)) for n in range(len(bars.labels))],
+        [_stack(bars, n, (x, y), size) for n in range(len(bars.labels))],
     )
     return _svg(bars.name, (bars.title, bars.description), size, body, style=style, data={})
 
 
-def _stack(bars: Bars, n: int, scales: tuple[Scale, Scale]) -> Markup:
+def hatches(key: str, parts: int) -> Markup:
+    """Definitions of the patterns of the first `parts` parts, under ids that begin with `key`."""
+    return el(
+        "defs",
+        [
+            el(
+                "pattern",
+                el("path", cls="hatch", d=_HATCHES[n - 1]),
+                id=f"{key}-h{n}",
+                width=6,
+                height=6,
+                patternUnits="userSpaceOnUse",
+            )
+            for n in range(2, min(parts, SERIES_MAX) + 1)
+        ],
+    )
+
+
+def part_rect(
+    key: str, number: int, *, box: tuple[float, float, float, float], label: str
+) -> Markup:
+    """A filled rectangle (x, y, width, height) of part `number`, with its pattern over it."""
+    x, y, width, height = map(_n, box)
+    place = {"x": x, "y": y, "width": width, "height": height}
+    title = el("title", label) if label else None
+    if number == 1:
+        return el("rect", title, cls=f"bar s{number}", **place)
+    over = el("rect", title, fill=f"url(#{key}-h{number})", **place)
+    return join(el("rect", cls=f"bar s{number}", **place), over)
+
+
+def _stack(bars: Bars, n: int, scales: tuple[Scale, Scale], size: Size) -> Markup:
     x, y = scales
     air = min(2.0, (x.at(1) - x.at(0)) * 0.1)
     rects, below = [], 0.0
@@ -356,17 +408,9 @@ def _stack(bars: Bars, n: int, scales: tuple[Scale, Scale]) -> Markup:
             continue
         top, bottom = y.at(below + value), y.at(below)
         below += value
-        rects.append(
-            el(
-                "rect",
-                el("title", f"{bars.labels[n]}, {label}: {amount(value)}"),
-                cls=f"bar s{number}",
-                x=_n(x.at(n) + air),
-                y=_n(top),
-                width=_n(x.at(n + 1) - x.at(n) - 2 * air),
-                height=_n(max(bottom - top, 0.5)),
-            )
-        )
+        box = (x.at(n) + air, top, x.at(n + 1) - x.at(n) - 2 * air, max(bottom - top, 0.5))
+        words = f"{bars.labels[n]}, {label}: {amount(value)}"
+        rects.append(part_rect(f"{bars.name}-{size.name}", number, box=box, label=words))
     return join(rects)
 
 

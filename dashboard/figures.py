@@ -19,6 +19,8 @@ from dugnad.dashboard.charts import (
     Size,
     Strip,
     bars_svg,
+    hatches,
+    part_rect,
     plot_svg,
     smooth,
     strip_svg,
@@ -31,12 +33,12 @@ from dugnad.dashboard.series import DAY_MS, HOUR_MS, Point, Series
 from dugnad.dashboard.state import name_in, sessions_of
 from dugnad.dashboard.text import amount, clock_text, count, exact, iso, moment
 
-TABLE_ROWS_MAX: Final = 25
+TABLE_ROWS_MAX: Final = 20
 """Rows of the table under a chart; all are in the CSV."""
 BARS_MAX: Final = 30
 BAR_PARTS_MAX: Final = 6
 """Contributors with a pattern of their own in the bars; the rest is one part."""
-MARKS_MAX: Final = 60
+MARKS_MAX: Final = 40
 """Comings and goings marked; more would touch each other."""
 STRIP_MS: Final = 7 * DAY_MS
 
@@ -129,16 +131,15 @@ def loss_figure(view: View, choice: Choice, peer: str = "") -> Figure:
     caption = "Loss, lower is better. Held out: text that nobody trains on."
     if peer:
         caption += " Marked: while this peer was here."
-    rows = sorted(
-        [(p.at_ms, p.tokens, "training", p.value) for p in train]
-        + [(p.at_ms, p.tokens, "held out", p.value) for p in held]
-    )
 
     def row(n: int) -> Row:
-        at_ms, tokens, kind, value = rows[n]
-        return (iso(at_ms), str(tokens), kind, f"{value:.4f}")
+        kind, point = (
+            ("training", train[n]) if n < len(train) else ("held out", held[n - len(train)])
+        )
+        return (kind, iso(point.at_ms), str(point.tokens), f"{point.value:.4f}")
 
-    return Figure(plot, caption, ("time", "tokens", "kind", "nats a token"), len(rows), row)
+    heads = ("kind", "time", "tokens", "nats a token")
+    return Figure(plot, caption, heads, len(train) + len(held), row)
 
 
 def _presence(view: View, peer: str, axis: Axis) -> tuple[tuple[float, float], ...]:
@@ -332,9 +333,11 @@ def _bar_key(chart: Chart) -> Markup | None:
         return None
     items = []
     for n, (label, values) in enumerate(chart.parts, start=1):
+        key = f"{chart.name}-key{n}"
         swatch = el(
             "svg",
-            el("rect", cls=f"bar s{n}", width=14, height=14),
+            hatches(key, n) if n > 1 else None,
+            part_rect(key, n, box=(0, 0, 14, 14), label=""),
             cls="swatch",
             viewBox="0 0 14 14",
             width=14,

@@ -79,7 +79,8 @@ class Hub:
             return []
         if not self._frames or last > self.newest or last < self._frames[0][0] - 1:
             return None
-        batch, size = [], 0
+        batch: list[tuple[int, bytes]] = []
+        size = 0
         for n, frame in self._frames:
             if n <= last:
                 continue

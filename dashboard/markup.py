@@ -20,6 +20,8 @@ class Markup(str):
     __slots__ = ()
 
 
+_NAMES: Final = {"cls": "class"}
+
 EMPTY: Final = Markup("")
 
 
@@ -63,6 +65,17 @@ def _attributes(attributes: dict[str, Value]) -> str:
     for key, value in attributes.items():
         if value is None or value is False:
             continue
-        name = "class" if key == "cls" else key.rstrip("_").replace("_", "-")
-        parts.append(f" {name}" if value is True else f' {name}="{html.escape(str(value))}"')
+        name = _NAMES.get(key) or _name(key)
+        if value is True:
+            parts.append(f" {name}")
+        elif isinstance(value, str) and not value.isalnum():
+            parts.append(f' {name}="{html.escape(value)}"')
+        else:  # nothing to escape in letters and digits
+            parts.append(f' {name}="{value}"')
     return "".join(parts)
+
+
+def _name(key: str) -> str:
+    """The attribute that a Python name stands for; written in our own code, so there are few."""
+    name = _NAMES[key] = key.rstrip("_").replace("_", "-")
+    return name

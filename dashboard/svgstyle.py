@@ -12,6 +12,7 @@ SVG_STYLE: Final = (
     "text{fill:var(--ink)}.tick,.unit,.none{fill:var(--dim)}"
     ".grid{stroke:var(--rule);fill:none}.axis{stroke:var(--dim);fill:none}"
     ".curve{fill:none;stroke-width:1.8}.fill{opacity:.16}.band,.track{fill:var(--rule);opacity:.6}"
+    ".hatch{stroke:var(--paper);stroke-width:1.3;fill:none}"
     ".mark{fill:var(--dim)}.curve.s2{stroke-dasharray:6 3}"
     + "".join(
         f".curve.s{n}{{stroke:var(--s{n})}}.fill.s{n},.bar.s{n},.dot.s{n}{{fill:var(--s{n})}}"

@@ -20,8 +20,8 @@ from dugnad.peer.paths import Home, read_bounded
 
 THRIFT = {
     "MALLOC_ARENA_MAX": "1",
-    "MALLOC_TRIM_THRESHOLD_": "131072",
-    "MALLOC_MMAP_THRESHOLD_": "131072",
+    "MALLOC_TRIM_THRESHOLD_": "1048576",
+    "MALLOC_MMAP_THRESHOLD_": "1048576",
     "OPENBLAS_NUM_THREADS": "1",
 }
 """glibc gives each thread a heap of its own and keeps what was freed; a process that lives for

@@ -263,6 +263,10 @@ def test_a_home_returns_its_rounding_to_its_residual() -> None:
     with pytest.raises(BuffersError, match="shape"):
         buffers.add_residual(np.zeros(2, np.float32))
     np.testing.assert_array_equal(buffers.residual, [1.0, 2.0, 3.0])
+    buffers.take_residual(np.array([1.0, 2.0, 3.0], np.float32))
+    with pytest.raises(BuffersError, match="not finite"):
+        buffers.take_residual(np.array([1.0, np.nan, 3.0], np.float32))
+    assert not buffers.residual.any()
 
 
 @pytest.mark.parametrize("name", CODECS)

@@ -211,6 +211,32 @@ def test_only_the_merge_that_is_about_to_be_signed_can_be_sealed() -> None:
         home.sealed(digest, record.header)
 
 
+def test_an_input_that_broke_while_it_lay_here_is_named_and_the_rest_is_merged() -> None:
+    home, other = worker(A), worker(B)
+    handed_in(home, 1)
+    made = handed_in(other, 1)
+    home.keep(made, work(8), other.inbox[(B, 1)].payload)
+    alone = home.merge(ev.Merge(GENESIS.digest, 1, ((A, 1),)))
+    for broken in (b"\xff" * made.payload_bytes, b""):
+        home.inbox[(B, 1)] = dataclasses.replace(home.inbox[(B, 1)], payload=broken)
+        answer = home.merge(ev.Merge(GENESIS.digest, 1, ((A, 1), (B, 1))))
+        assert [key for key, _ in answer.bad] == [(B, 1)]
+        assert answer.payload_root == alone.payload_root
+
+
+@pytest.mark.parametrize("rule", ["mean", "radial", "centred"])
+def test_squared_norms_are_known_before_the_merge_and_change_nothing(rule: str) -> None:
+    home, other = worker(A), worker(B)
+    home.rules = dataclasses.replace(RULES_OF_MERGING, rule=rule)
+    handed_in(home, 1)
+    made = handed_in(other, 1, -0.02)
+    home.keep(made, work(8), other.inbox[(B, 1)].payload)
+    action = ev.Merge(GENESIS.digest, 1, ((A, 1), (B, 1)))
+    known = home.merge(action)
+    home.inbox[(B, 1)] = dataclasses.replace(home.inbox[(B, 1)], squares=None)
+    assert home.merge(action) == known
+
+
 def total(one: FragmentWorker, theta: Vector) -> np.ndarray:
     """Residual and what is fresh in the learner."""
     buffers = one.buffers
@@ -247,6 +273,36 @@ def test_undoing_a_merge_whose_rounding_is_forgotten_does_not_fail() -> None:
     merge_of(home, (A, 99))
     home.adopt(GENESIS.digest, tuple(reversed(digests)), ())
     assert home.applied <= home.corrections.keys()
+
+
+def test_rounding_is_let_go_once_its_merge_is_settled() -> None:
+    home = worker(A)
+    handed_in(home, 1)
+    _, _, mine = merge_of(home, (A, 1))
+    home.adopt(mine, (), (mine,))
+    for number in range(1, CORRECTIONS_KEPT):
+        later = root(f"commit {number}")
+        home.states[later] = home.states[mine]
+        home.adopt(later, (), (later,))
+        assert mine in home.corrections
+        assert mine in home.applied
+    home.adopt(mine, (), (root("one too many"),))
+    assert home.corrections == {}
+    assert home.applied == set()
+
+
+def test_rounding_of_a_merge_that_was_undone_waits_for_its_return() -> None:
+    home = worker(A)
+    handed_in(home, 1)
+    _, _, mine = merge_of(home, (A, 1))
+    home.adopt(mine, (), (mine,))
+    before = home.buffers.residual.copy()
+    home.adopt(GENESIS.digest, (mine,), ())
+    others = tuple(root(f"commit {number}") for number in range(CORRECTIONS_KEPT + 2))
+    home.adopt(GENESIS.digest, (), others)
+    assert mine in home.corrections
+    home.adopt(mine, others[::-1], (mine,))
+    np.testing.assert_allclose(home.buffers.residual, before, atol=1e-7)
 
 
 def test_settling_gives_a_share_back_and_can_be_changed() -> None:
