@@ -15,6 +15,7 @@ import numpy as np
 
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
+from dugnad.averaging.leaf import squared
 from dugnad.averaging.speed import class_speed
 from dugnad.dht.advert import ROWS_MAX, Device, Speed
 from dugnad.dht.ids import PeerId
@@ -358,7 +359,7 @@ class Vitals:
         left = norm = 0.0
         for shell in self.daemon.averager.fragments:
             buffers = shell.worker.buffers
-            left += float(np.square(buffers.residual, dtype=np.float64).sum())
+            left += squared(buffers.residual)
             norm += buffers.typical_progress() ** 2
         return float(np.sqrt(left / norm)) if norm > 0.0 else 0.0
 

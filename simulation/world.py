@@ -65,6 +65,7 @@ class World:
         self.genesis = [self._genesis(p) for p in range(settings.fragments)]
         self.events = 0
         self.messages = 0
+        self.outbound: set[int] = set()  # numbers of peers that cannot be home
         self.merged_at: list[list[float]] = [[] for _ in range(settings.fragments)]
 
     # -- making peers --------------------------------------------------------------------------
@@ -114,7 +115,7 @@ class World:
                 lineage=s.lineage(p, array_root(anchor.theta)),
                 eta_bits=eta,
                 mu_bits=mu,
-                can_home=True,
+                can_home=sim.number not in self.outbound,
                 boot=sim.born,
                 first_seq=sim.disk.seqs.get(p, 0) + 1,
                 phase=p / s.fragments,
@@ -160,7 +161,7 @@ class World:
             if (sim.born, other.born) == born and sim.alive and other.alive:
                 sim.live.add(other.peer)
                 for p in range(self.settings.fragments):
-                    self._tell(sim, p, ev.PeerUp(other.peer))
+                    self._tell(sim, p, ev.PeerUp(other.peer, other.number not in self.outbound))
 
         return up
 
@@ -352,11 +353,11 @@ class World:
         fragment.steps_handed = sim.step
         sim.disk.seqs[p] = action.seq
         progress = Progress(
-            steps * SEQUENCE_TOKENS,
+            sum(one.stop - one.start for one in pieces) * SEQUENCE_TOKENS,
             steps,
             pieces,
             speed_class(SEQUENCE_TOKENS / sim.step_s, None),
-            True,
+            sim.number not in self.outbound,
         )
         made = fragment.worker.hand_in(action, fragment.theta, progress)
         signed = fm.sign_record(made, RUN, SimSigner(sim.peer))

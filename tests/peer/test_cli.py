@@ -225,13 +225,13 @@ def test_peers_units_and_the_leaderboard_are_tables_or_json(run: Run, daemon: Da
 
 
 @pytest.mark.slow
-def test_leaving_hands_in_first_unless_told_otherwise(
+def test_leaving_waits_for_everything_only_when_asked_to_drain(
     run: Run, daemon: DaemonView, view: Any
 ) -> None:
     """Any: the fixture's class is in conftest, which cannot be imported."""
-    assert "after handing in" in run("leave")[1]
-    assert "at once" in run("leave", "--no-drain")[1]
-    assert view.left == [True, False]
+    assert "leaving" in run("leave")[1]
+    assert "all that was learned" in run("leave", "--drain")[1]
+    assert view.left == [False, True]
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ nothing of anybody outlives them.
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -241,12 +240,10 @@ def test_a_link_whose_peers_are_dead_says_so_for_each_address(swarm: Swarm) -> N
     assert "fix:" in text
 
 
-def test_status_is_json_and_quick(swarm: Swarm) -> None:
+def test_status_is_json_of_the_daemon_that_runs(swarm: Swarm) -> None:
     peer, _ = swarm.start()
     command = [sys.executable, "-m", "dugnad.peer.cli", "status", "--json"]
     done = subprocess.run(
         [*command, "--home", str(peer.home)], capture_output=True, text=True, timeout=30, check=True
     )
     assert json.loads(done.stdout)["pid"] == peer.process.pid
-    used = os.times()
-    assert used.children_user < 60.0
