@@ -102,10 +102,20 @@ class Contributor:
                 view.out.append(Forget(seq))
 
     def skip_listed(self) -> None:
-        """Go on above what the head lists: this disk may be an older copy of one that went on."""
-        listed = self.view.head.seqs.get(self.view.me)
-        if listed is not None:
-            self.next_seq = max(self.next_seq, listed.seq + 1)
+        """Go on above what was listed: this disk may be an older copy of one that went on.
+
+        Commits known and not adopted yet count, too (a peer that catches up is due at once), and
+        so do the numbers that were under way when the copy was made and are listed nowhere.
+        """
+        view = self.view
+        row = view.head.seqs.get(view.me)
+        known = (
+            key[1] for n in view.lineage.nodes.values() for key in n.listed if key[0] == view.me
+        )
+        listed = max(known, default=0)
+        listed = max(listed, row.seq if row is not None else 0)
+        if listed >= self.next_seq:
+            self.next_seq = listed + 1 + IN_FLIGHT_MAX
 
     def open(self) -> list[int]:
         """Seqs that the version after the head may still list and that it does not list yet."""
@@ -141,6 +151,7 @@ class Contributor:
         in_flight = sum(1 for own in self.own.values() if own.share == 0.0)
         if len(self.open()) >= IN_FLIGHT_MAX and in_flight >= IN_FLIGHT_MAX and not view.leaving:
             return
+        self.skip_listed()
         self.making = self.next_seq
         self.next_seq += 1
         view.out.append(HandIn(self.making, view.head.version, view.head.digest))
@@ -152,10 +163,23 @@ class Contributor:
             return
         for seq in self.open():
             own = self.own[seq]
-            state = own.sent.get(home)
+            to = self._receiver(own, home)
+            if to is None:
+                continue
+            state = own.sent.get(to)
             if state is None or (state == "lost" and view.now >= own.retry_at):
-                own.sent[home] = "sending"
-                view.out.append(SendContribution(seq, home))
+                own.sent[to] = "sending"
+                view.out.append(SendContribution(seq, to))
+
+    def _receiver(self, own: Own, home: PeerId) -> PeerId | None:
+        """Whom to send a contribution to: the home, or for who is leaving the first that takes it.
+
+        Two that leave at once would else hand their last work to each other, and lose it.
+        """
+        if not self.view.leaving:
+            return home
+        order = [peer for peer in self.view.succession() if peer != self.view.me]
+        return next((peer for peer in order if own.sent.get(peer) != "refused"), None)
 
     def forget_peer(self, peer: PeerId) -> None:
         """A lost peer has lost what it accepted, too."""
@@ -168,10 +192,15 @@ class Contributor:
             return self.making is None and not self.open()
         if self.making is not None or (self.view.leaving and self.ready and not self.final_made):
             return False
-        return all(
-            any(state in ("accepted", "refused") for state in self.own[seq].sent.values())
-            for seq in self.open()
-        )
+        return all(self._taken(self.own[seq]) for seq in self.open())
+
+    def _taken(self, own: Own) -> bool:
+        """Whether somebody has it, or nobody takes it."""
+        states = own.sent.values()
+        if "accepted" in states:
+            return True
+        home = self.view.current_home()
+        return "refused" in states and (home is None or self._receiver(own, home) is None)
 
     def deadline(self) -> float | None:
         """When :meth:`act` may have something new to do without any event."""
@@ -181,6 +210,7 @@ class Contributor:
             times.append(max(view.due_at, self.ask_at, view.quiet_until))
         for seq in self.open():
             own = self.own[seq]
-            if home is not None and own.sent.get(home) == "lost":
+            to = self._receiver(own, home) if home is not None else None
+            if to is not None and own.sent.get(to) == "lost":
                 times.append(max(own.retry_at, view.quiet_until))
         return min(times) if times else None

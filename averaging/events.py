@@ -127,6 +127,13 @@ class SignRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class SignFailed:
+    """Answers :class:`Sign`: it could not be promised now (no room on the disk). Try later."""
+
+    parent: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class CommitIn:
     """A commit with valid signatures, from ``sender``."""
 
@@ -201,6 +208,7 @@ Event = (
     | Merged
     | Signed
     | SignRefused
+    | SignFailed
     | CommitIn
     | CommitsIn
     | AckIn

@@ -39,6 +39,7 @@ from dugnad.averaging.events import (
     SendDone,
     SendLost,
     Signed,
+    SignFailed,
     SignRefused,
     Timer,
 )
@@ -56,6 +57,8 @@ QUIET_S: Final = 2.0
 POLL_S: Final = 0.25
 """What is due and cannot be done yet (something is under way) is looked at again this much later;
 normally an event comes first."""
+HOLD_S: Final = 5.0
+"""A home whose promise could not be written tries again after this; others may pass it over."""
 TURNS_MAX: Final = 64
 """Rounds of one event until nothing changes any more; a guard against a loop in the rules."""
 
@@ -141,6 +144,9 @@ class Exchange:
             case SignRefused(parent):
                 self.home.signing = False
                 view.promised.setdefault(parent, b"")
+            case SignFailed():
+                self.home.signing = False
+                self.home.hold_until = view.now + HOLD_S
             case CommitIn(sender, record):
                 self.follower.commit_in(sender, record)
             case CommitsIn():

@@ -85,6 +85,7 @@ class Home:
         """The last refusals, for the answer to their senders."""
         self.merging: bytes | None = None
         self.signing = False
+        self.hold_until = 0.0
         self.duty_since: float | None = None
         self.asked_at: float | None = None
         self.work_since: float | None = None
@@ -181,7 +182,7 @@ class Home:
             self.asked_at = view.now
             row = HeadRow(view.settings.lineage.fragment, view.head.version, view.head.digest)
             view.out.append(Broadcast(Heads((row,), reply=True)))
-        if view.now >= self._close_at(usable):
+        if view.now >= max(self._close_at(usable), self.hold_until):
             self.merging = view.head.digest
             keys = tuple(sorted(fitting(usable)))
             view.out.append(Merge(view.head.digest, view.head.version + 1, keys))
@@ -336,7 +337,7 @@ class Home:
             times.append(self.pass_at)
         mine = view.current_home() == view.me
         if mine and self.merging is None and not self.signing and self.duty_since is not None:
-            times.append(max(self._close_at(usable), view.quiet_until))
+            times.append(max(self._close_at(usable), view.quiet_until, self.hold_until))
         elif mine and self.duty_since is None:
             times.append(max(view.due_at, view.quiet_until))
         return min(times) if times else None

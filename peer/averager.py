@@ -23,7 +23,7 @@ from dugnad.dht.ports import TransportError
 from dugnad.dht.records import encode
 from dugnad.peer.exchangeports import LearnerAway, Ports
 from dugnad.peer.pull import PullError
-from dugnad.peer.store import Promise
+from dugnad.peer.store import Promise, StoreError
 
 LANE_MAX: Final = 256
 """Jobs waiting in one lane; the cores ask for a handful at a time."""
@@ -101,15 +101,17 @@ class Averager:
 
     def _finished(self, task: asyncio.Future[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "a job of the exchange failed", "exception": task.exception()}
-            )
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.ports.on_fault(error)
 
     async def _run_lane(self, lane: Lane) -> None:
         while True:
             job = await lane.queue.get()
-            await job()
+            try:
+                await job()
+            except StoreError as error:  # no room on the disk: said, and tried again by the cores
+                self.ports.on_note(0, ev.Note("disk", f"{error.reason}; {error.fix}"))
 
     async def _thread(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
@@ -253,7 +255,12 @@ class Averager:
         if progress is None:
             self.feed(p, nothing)
             return
-        await ports.records.raise_seq(p, action.seq)
+        try:
+            await ports.records.raise_seq(p, action.seq)
+        except StoreError:
+            ports.learner.settled(p, action.seq, 1.0)  # its work goes with the next contribution
+            self.feed(p, nothing)
+            raise
         try:
             made = await self._thread(shell.worker.hand_in, action, theta, progress)
         except BuffersError as fault:
@@ -309,7 +316,12 @@ class Averager:
             self.feed(p, ev.SignRefused(header.parent))
             return
         promise = Promise(p, header.parent, header.version, digest, encode(record), payload)
-        if not await ports.records.promise_header(promise):
+        try:
+            allowed = await ports.records.promise_header(promise)
+        except StoreError:
+            self.feed(p, ev.SignFailed(header.parent))
+            raise
+        if not allowed:
             self.feed(p, ev.SignRefused(header.parent))
             return
         worker.sealed(digest, header)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from dugnad.peer.errors import (
+    EXIT_FAILURE,
     EXIT_OK,
     EXIT_PAUSED,
     UserError,
@@ -51,6 +52,10 @@ OutboundOption = Annotated[
     bool | None, typer.Option("--outbound-only", help="Take no connections from others.")
 ]
 
+DashboardOption = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Serve the public page of the run there.")
+]
+
 
 @app.command()
 def start(
@@ -68,6 +73,7 @@ def start(
     cpu_share: CpuShareOption = None,
     name: NameOption = None,
     outbound_only: OutboundOption = None,
+    dashboard: DashboardOption = None,
 ) -> None:
     """Start a run of your own and be its first peer."""
     if example:
@@ -83,7 +89,7 @@ def start(
     from dugnad.peer.starting import prepare_start
 
     place = Home.locate(home)
-    flags = _flags(yes, listen, announce, threads, cpu_share, name, outbound_only)
+    flags = _flags(yes, listen, announce, threads, cpu_share, name, outbound_only, dashboard)
     settings = load_settings(place, flags).settings
     ready = prepare_start(run, place, settings, new=new)
     from dugnad.peer.launch import become_daemon
@@ -103,13 +109,14 @@ def join(
     cpu_share: CpuShareOption = None,
     name: NameOption = None,
     outbound_only: OutboundOption = None,
+    dashboard: DashboardOption = None,
 ) -> None:
     """Lend this machine to a run."""
     from dugnad.peer.config import load_settings
     from dugnad.peer.starting import prepare_join
 
     place = Home.locate(home)
-    flags = _flags(yes, listen, announce, threads, cpu_share, name, outbound_only)
+    flags = _flags(yes, listen, announce, threads, cpu_share, name, outbound_only, dashboard)
     settings = load_settings(place, flags).settings
     ready = prepare_join(link, place, settings)
     from dugnad.peer.launch import become_daemon
@@ -167,6 +174,21 @@ def units(home: HomeOption = None, as_json: JsonOption = False) -> None:
         _show(answer, answer.get("rows", []), as_json)
 
 
+@app.command("dashboard")
+def dashboard_address(home: HomeOption = None) -> None:
+    """Where the daemon serves the public page of the run. Exit 1: it serves none."""
+    address = _ask(home, "/v1/status").get("dashboard", "")
+    if address:
+        print(address)
+        return
+    print(
+        "the daemon serves no public page; start or join with --dashboard HOST:PORT, or put"
+        ' dashboard = "HOST:PORT" into config.toml and start it again',
+        file=sys.stderr,
+    )
+    _finish(EXIT_FAILURE)
+
+
 @app.command()
 def leave(
     home: HomeOption = None,
@@ -216,6 +238,31 @@ def demo(
             json_file=json_file,
         )
     )
+
+
+@app.command()
+def simulate(
+    scenario: Annotated[
+        str, typer.Argument(metavar="SCENARIO", help="A name, a TOML file, or all.")
+    ] = "all",
+    *,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, one run each.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    replay: Annotated[bool, typer.Option("--replay", help="One seed, with its story.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the results there.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="SVG", help="Draw the first broken, or the first, run.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the scenarios and stop.")] = False,
+) -> None:
+    """Play what volunteers do to a swarm, in virtual time, and check every promise."""
+    from dugnad.simulation.command import Wish
+    from dugnad.simulation.command import main as rehearse
+
+    wish = Wish(scenario, seeds, seed, replay, json_file, plot, listing)
+    _finish(rehearse(wish, time.perf_counter))
 
 
 @app.command()
@@ -295,6 +342,7 @@ def _flags(
     cpu_share: float | None,
     name: str | None,
     outbound_only: bool | None,
+    dashboard: str | None,
 ) -> dict[str, object]:
     return {
         "yes": yes or None,
@@ -304,6 +352,7 @@ def _flags(
         "cpu_share": cpu_share,
         "name": name,
         "outbound_only": outbound_only,
+        "dashboard": dashboard,
     }
 
 

@@ -60,8 +60,8 @@ class Settings:
     """Also listen on QUIC, for networks that block TCP; it is slower, and losses are seen later."""
     control_port: int = 0
     """Port of the control API on 127.0.0.1; 0 takes a free one."""
-    dashboard: bool = False
-    """Whether to serve the public pages."""
+    dashboard: Endpoint | None = None
+    """Where to serve the public page of the run; None (an empty text) serves none."""
     yes: bool = False
     """Do not ask before the first run."""
 
@@ -206,6 +206,16 @@ def _as_endpoint(raw: object) -> Endpoint:
     return parse_endpoint(str(raw))
 
 
+def _as_page(raw: object) -> Endpoint | None:
+    """As an endpoint, or None for ''. A bare port serves this machine only: a page that everybody
+    can read is opened on purpose."""
+    if raw == "":
+        return None
+    endpoint = _as_endpoint(raw)
+    bare = str(raw).removeprefix(":").isdigit()
+    return Endpoint("127.0.0.1", endpoint.port) if bare else endpoint
+
+
 def _as_announce(raw: object) -> tuple[str, ...]:
     rows = [one.strip() for one in raw.split(",")] if isinstance(raw, str) else raw
     if not isinstance(rows, list | tuple) or not all(isinstance(one, str) for one in rows):
@@ -258,6 +268,8 @@ def _as_name(raw: object) -> str:
 
 
 def _shown(value: object) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, tuple):
         return ", ".join(value) or "-"
     return str(value).lower() if isinstance(value, bool) else str(value) or "-"
@@ -272,7 +284,7 @@ _PARSERS: Final[Mapping[str, Callable[[object], object]]] = {
     "outbound_only": _as_bool,
     "quic": _as_bool,
     "control_port": lambda raw: _as_number(raw, int, 0, _PORT_MAX),
-    "dashboard": _as_bool,
+    "dashboard": _as_page,
     "yes": _as_bool,
 }
 _WANTED: Final[Mapping[str, str]] = {
@@ -284,6 +296,6 @@ _WANTED: Final[Mapping[str, str]] = {
     "outbound_only": "true or false",
     "quic": "true or false",
     "control_port": f"a port from 0 to {_PORT_MAX}",
-    "dashboard": "true or false",
+    "dashboard": "HOST:PORT, for example 0.0.0.0:8080, or an empty text for no page",
     "yes": "true or false",
 }

@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import uvloop
@@ -69,6 +69,9 @@ from dugnad.peer.training import Training, TrainingHooks, flat
 from dugnad.peer.transfer import ContributionServer, PullServer
 from dugnad.peer.vitals import Vitals
 
+if TYPE_CHECKING:  # a daemon without a page does not load it
+    from dugnad.peer.publicpage import PublicPage
+
 VERSION: Final = "0.1.0"
 LEAVE_S: Final = 10.0
 """The last hand-in gets this long (DESIGN.md promise 5; `--drain` waits longer)."""
@@ -120,6 +123,7 @@ class Daemon:
         self.report: Report
         self.shards: ShardStore
         self.anchor_files: AnchorFiles
+        self.page: PublicPage | None = None
 
     def _substrate_config(self, start: Start) -> SubstrateConfig:
         settings, home = start.settings, start.home
@@ -241,6 +245,7 @@ class Daemon:
             clock=clock.now,
             on_adopt=self.happenings.adopted,
             on_note=self.happenings.core_note,
+            on_fault=self._exchange_failed,
         )
         self.averager = Averager(ports, cores)
         self.vitals = Vitals(self)
@@ -263,9 +268,11 @@ class Daemon:
         control = ControlServer(self.report, self.home, self.settings.control_port)
         await control.start()
         try:
+            await self._serve_page()
             self.averager.start()
             await self._serve()
             await self.swarm.start(self.run_id, await self._advert(), self._admitted())
+            await self.ledger.restore()
             await self._finish_promises()
             for p, shell in enumerate(self.averager.fragments):
                 if shell.core.head.version:
@@ -273,6 +280,8 @@ class Daemon:
             link = format_link(self.run_id, (await self.swarm.substrate.addresses())[:3])
             self.report.link = link
             print(link, flush=True)
+            if self.page is not None:
+                self.page.linked(link)
             self.own(bring_up_learner(self), "bring up the learner")
             self.own(self.vitals.run(), "vitals")
             await self.leaving.wait()
@@ -288,13 +297,31 @@ class Daemon:
             substrate,
             self.run_id,
             serving.size_of,
-            self.averager.contribution_in,
+            self._contribution_in,
             verify_ed25519,
             refused=self.happenings.refused,
             traffic=traffic,
         )
         await contributions.start()
         await PullServer(substrate, self.run_id, serving, traffic=traffic).start()
+
+    async def _serve_page(self) -> None:
+        """The public page, where the owner asked for one; before anybody is met, so that a port
+        that is taken is no loss to others."""
+        if self.settings.dashboard is None:
+            return
+        from dugnad.peer.publicpage import PublicPage  # here: several MB that most never need
+
+        self.page = PublicPage(self, self.settings.dashboard)
+        await self.page.start()
+        print(f"page: {self.page.address}", flush=True)
+
+    async def _contribution_in(
+        self, made: fm.Contribution, pieces: tuple[fm.UnitPiece, ...], payload: bytes
+    ) -> str:
+        if not self.manifest.admits(PeerId(made.peer)):
+            return "this run does not admit its maker"
+        return await self.averager.contribution_in(made, pieces, payload)
 
     async def _finish_promises(self) -> None:
         """A header that was promised and never announced leaves now (this peer died in between)."""
@@ -348,6 +375,11 @@ class Daemon:
         self.note("fault", f"{task.get_name()}: {error}")
         self.leaving.set()
 
+    def _exchange_failed(self, error: BaseException) -> None:
+        self.failure = as_user_error(error)
+        self.note("fault", f"the exchange cannot go on: {type(error).__name__}: {error}")
+        self.leaving.set()
+
     # -- the learner ---------------------------------------------------------------------------
 
     def _learner_ready(self, ready: bool) -> None:
@@ -393,6 +425,8 @@ class Daemon:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.page is not None:
+            await self.page.close()
         if hasattr(self, "averager"):
             await self.averager.close()
             await self.training.stop()

@@ -95,3 +95,5 @@ class Ports:
     clock: Callable[[], float]
     on_adopt: Callable[[int, ev.Adopt, fm.Header], None]
     on_note: Callable[[int, ev.Note], None]
+    on_fault: Callable[[BaseException], None]
+    """A job ended with an error that nobody expected: the exchange cannot go on."""

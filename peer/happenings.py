@@ -57,7 +57,7 @@ class Happenings:
                 self.daemon.averager.peer_up(peer, can_home=advert.can_home)
             case ro.SelfSuspect(reason):
                 self.daemon.note("network", f"all streams ended at once: {reason}")
-                self.daemon.own(self.daemon.swarm.substrate.restart(), "restart p2pd")
+                self.daemon.own(self.daemon.swarm.restart(self.daemon.note), "restart p2pd")
             case ro.DuplicateIdentity(peer, reason):
                 self.duplicate(peer, reason)
             case ro.ClockOffset(seconds):
@@ -75,11 +75,14 @@ class Happenings:
         self.daemon.averager.peer_up(peer, can_home=advert.can_home)
         self.daemon.units.handle(PeerBack(peer), clock.now())
         self.daemon.vitals.roster_changed()
+        if self.daemon.page is not None:
+            self.daemon.page.peer_up(peer)
 
     def peer_gone(self, peer: PeerId, how: str, kind: str) -> None:
         seen = clock.now()
         assert self.daemon.swarm.messenger is not None
         self.daemon.swarm.messenger.peer_down(peer)
+        self.daemon.vitals.heard.pop(peer, None)
         self.daemon.averager.peer_down(peer)
         actions = self.daemon.units.handle(PeerLost(peer), seen)
         taken = sum(len(one.units) for one in actions if isinstance(one, TookOver))
@@ -90,6 +93,9 @@ class Happenings:
         if taken:
             text += f"; {taken} of its units are mine now"
         self.daemon.note(kind, text, peer=short(peer), units=taken)
+        if self.daemon.page is not None:
+            reason = how.removeprefix("is lost: ") if kind == "lost" else ""
+            self.daemon.page.peer_gone(peer, kind, reason, taken)
 
     def duplicate(self, peer: PeerId, reason: str) -> None:
         self.daemon.note("identity", f"{self.label(peer)}: two daemons use one key: {reason}")
@@ -131,6 +137,8 @@ class Happenings:
             return
         self.daemon.ledger.adopted(p, core.view.lineage, node)
         self.daemon.vitals.merged(p, action, header)
+        if self.daemon.page is not None:
+            self.daemon.page.adopted(p, action)
         rows = [(fm.header_digest(one.header, self.daemon.run_id), one) for one in action.applied]
         if action.gap and node.record is not None:
             rows.append((action.digest, node.record))

@@ -18,6 +18,7 @@ from dugnad.averaging.formats import Ack, CommitRecord
 from dugnad.averaging.lineage import Lineage, Node
 from dugnad.dht.ids import PeerId
 from dugnad.peer.pull import PullError
+from dugnad.peer.store import Store
 from dugnad.peer.storethread import StoreThread
 
 BACK_MAX: Final = 30
@@ -65,6 +66,10 @@ class Ledger:
     ) -> bool:
         """Complete a fragment's history below ``head`` (digest, parent) and fold all of it anew."""
         digest, _ = head
+        version, base = self.fold.tip(fragment)
+        above = await self.store.call(lambda store: store.lineage(fragment, digest, version))
+        if version and above and above[0][1].header.parent == base:
+            return self._follow(fragment, above)
         chain = await self.store.call(lambda store: store.lineage(fragment, digest))
         if not chain:
             return False
@@ -84,14 +89,38 @@ class Ledger:
                 parent = record.header.parent
             await self.store.call(lambda store, rows=tuple(named): store.add_commits(rows))  # type: ignore[misc]
             chain = [*named[::-1], *chain]
-        change = self.fold.reset(fragment)
-        self.on_change(change)
+        self.on_change(self.fold.reset(fragment))
+        return self._follow(fragment, chain)
+
+    def _follow(self, fragment: int, chain: Sequence[tuple[bytes, CommitRecord]]) -> bool:
         try:
             self.on_change(self.fold.follow(fragment, chain))
         except CreditError:
             return False
         self.lacking.discard(fragment)
         return True
+
+    async def restore(self) -> None:
+        """Begin with the base that was kept; what is above it follows from the heads."""
+        state = await self.store.call(lambda store: store.load_fold())
+        if state is None:
+            return
+        try:
+            self.fold = CreditFold.restore(self.fold.rules, state)
+        except CreditError:
+            return  # of another formula: all is folded anew from the receipts
+        pieces = tuple(self.fold.covered_pieces())
+        self.on_change(CoverageChange(covered=pieces))
+
+    async def keep(self, now_ms: int) -> None:
+        """Keep the base of the fold, then forget receipts that are older than a week."""
+        state = self.fold.snapshot()
+
+        def work(store: Store) -> None:
+            store.save_fold(state)
+            store.prune(now_ms)
+
+        await self.store.call(work)
 
     def board(self) -> Board:
         """The leaderboard of what is folded."""

@@ -93,6 +93,8 @@ def status_text(status: Row) -> str:
         ("version", cell(status["version"])),
         ("link", printable(str(status["link"]), 1000)),
     ]
+    if status.get("dashboard"):
+        rows.append(("page", printable(str(status["dashboard"]), 300)))
     return pairs(rows)
 
 

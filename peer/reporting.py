@@ -32,7 +32,7 @@ class Report:
         """How this daemon is."""
         daemon = self.daemon
         training, vitals, averager = daemon.training, daemon.vitals, daemon.averager
-        state, reason = self._state()
+        state, reason = self.state()
         traffic, messenger = daemon.swarm.traffic, daemon.swarm.messenger
         control_out = messenger.counts.sent_bytes if messenger is not None else 0
         control_in = messenger.counts.received_bytes if messenger is not None else 0
@@ -78,9 +78,11 @@ class Report:
             codec=daemon.manifest.exchange.hand_in_codec,
             last_takeover_s=vitals.last_takeover_s,
             join_to_listed_s=vitals.join_to_listed_s,
+            dashboard=daemon.page.address if daemon.page is not None else "",
         )
 
-    def _state(self) -> tuple[str, str]:
+    def state(self) -> tuple[str, str]:
+        """One word, and why it is not training ('' when it is)."""
         daemon = self.daemon
         if daemon.state == "training":
             if daemon.training.fault:

@@ -14,6 +14,7 @@ from dugnad.dht.addresses import parse_address
 from dugnad.dht.advert import Advert
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId, RunId
+from dugnad.dht.p2pd import SubstrateError
 from dugnad.dht.records import verify_ed25519
 from dugnad.dht.roster import Roster, RosterConfig
 from dugnad.dht.roster_events import Known, MyAdvert
@@ -47,6 +48,7 @@ class Swarm:
         self.hooks = hooks
         self.traffic = Traffic()
         self.reports: list[SeedReport] = []
+        self._restarting = False
         self.roster: Roster | None = None
         self.shell: RosterShell | None = None
         self.messenger: Messenger | None = None
@@ -57,6 +59,18 @@ class Swarm:
         self.reports = await self.substrate.start()
         self.puller = Puller(self.substrate, run, traffic=self.traffic)
         return self.reports
+
+    async def restart(self, note: Callable[[str, str], None]) -> None:
+        """Start a new p2pd on the same key and port; when that fails it is tried again later."""
+        if self._restarting:
+            return
+        self._restarting = True
+        try:
+            await self.substrate.restart()
+        except SubstrateError as error:
+            note("network", f"the libp2p daemon does not come back yet: {error}")
+        finally:
+            self._restarting = False
 
     def seeds(self) -> list[PeerId]:
         """Peers of the seeds that answered."""

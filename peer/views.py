@@ -63,6 +63,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """From the moment a peer's loss was seen until its units were claimed by others."""
     join_to_listed_s: float | None
     """From this daemon's start to its first listed contribution."""
+    dashboard: str = ""
+    """Where this daemon serves the public page; '' when it serves none."""
 
 
 class PeerRow(msgspec.Struct, frozen=True, kw_only=True):

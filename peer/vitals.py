@@ -25,6 +25,7 @@ from dugnad.peer.config import usable_cores
 from dugnad.peer.exchangeports import LearnerAway
 from dugnad.peer.learner.process import LearnerGone
 from dugnad.peer.probe import Probe, ProbeError, cached, measure
+from dugnad.peer.store import StoreError
 from dugnad.peer.training import flat
 from dugnad.peer.units import Interval, Participants, SwarmSpeed
 
@@ -53,6 +54,8 @@ SHARDS_A_LOOK: Final = 4
 """Shards read in one look; all 16 in eight minutes."""
 PROBE_AFTER_S: Final = 120.0
 """A machine that was never measured is measured once training has run this long."""
+KEEP_FOLD_S: Final = 3600.0
+"""Between two looks for receipts that are old enough to be forgotten."""
 GAPS_KEPT: Final = 64
 
 
@@ -81,12 +84,13 @@ class Vitals:
         self._roster_changed = True
         self._members: bytes = b""
         self._evaluating = False
-        self._probed = self._advertise_probe(cached(daemon.home.root, usable_cores()))
+        self._probed = False
         self._shard = daemon.identity.peer[0] % SHARDS
         self._next["book"] = clock.now() + 5.0
 
     async def run(self) -> None:
         """Do what is due, until cancelled."""
+        self._probed = self._advertise_probe(cached(self.daemon.home.root, usable_cores()))
         while True:
             self._tick(clock.now())
             await asyncio.sleep(TICK_S)
@@ -121,7 +125,9 @@ class Vitals:
         substrate = daemon.swarm.substrate
         if substrate.died.done() and self._due("p2pd", 2.0, now):
             daemon.note("network", f"p2pd ended: {substrate.died.result()[-200:]}; it is restarted")
-            daemon.own(self._restart_network(), "restart p2pd")
+            daemon.own(daemon.swarm.restart(daemon.note), "restart p2pd")
+        if self._due("history kept", KEEP_FOLD_S, now):
+            daemon.own(self._keep_fold(), "keep the fold")
 
     async def _use_address_book(self) -> None:
         """Renew our entry, and learn of peers that nobody named yet."""
@@ -162,8 +168,12 @@ class Vitals:
         )
         return True
 
-    async def _restart_network(self) -> None:
-        await self.daemon.swarm.substrate.restart()
+    async def _keep_fold(self) -> None:
+        """Keep the base of the credit fold, and forget receipts older than a week."""
+        try:
+            await self.daemon.ledger.keep(clock.wall_ms())
+        except StoreError as error:
+            self.daemon.note("disk", f"{error.reason}; {error.fix}")
 
     # -- pace ----------------------------------------------------------------------------------
 

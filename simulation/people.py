@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from dugnad.averaging import formats as fm
+from dugnad.averaging.buffers import AnchorState
 from dugnad.averaging.exchange import Exchange
 from dugnad.averaging.tree import Vector
 from dugnad.averaging.worker import FragmentWorker
@@ -45,11 +46,19 @@ class SimSigner:
 
 @dataclass(slots=True)
 class Disk:
-    """What survives a crash: promises and the newest seq, per fragment."""
+    """What survives a crash: promises and the newest seq, per fragment; in a
+    :class:`dugnad.simulation.stage.Stage` also the head and its anchors, as the daemon keeps them.
+    """
 
     seqs: dict[int, int] = field(default_factory=dict)
     headers: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
     """(fragment, parent) -> the header signed on top of it."""
+    heads: dict[int, tuple[fm.Checkpoint, bytes, AnchorState]] = field(default_factory=dict)
+    """Fragment -> the newest head, its digest and its anchors."""
+
+    def copy(self) -> Disk:
+        """A snapshot of it."""
+        return Disk(dict(self.seqs), dict(self.headers), dict(self.heads))
 
 
 @dataclass(slots=True)

@@ -282,7 +282,7 @@ def _judge_event(number: int, one: Event, seconds: float) -> None:
     if not 0 <= one.at_s <= seconds:
         raise ScenarioError(f"{where}: `at_s` is {one.at_s}, outside the {seconds:.0f} s of chaos")
     if one.who == "actor" and not one.upon:
-        raise ScenarioError(f"{where}: `who = \"actor\"` needs `upon`")
+        raise ScenarioError(f'{where}: `who = "actor"` needs `upon`')
     words = {"any", "first", "home", "actor", "minority", "half", "all", "newest", "dead"}
     if one.who not in words and not all(part.isdigit() for part in one.who.split()):
         raise ScenarioError(f"{where}: `who` is {one.who!r}, neither a word for peers nor numbers")

@@ -26,12 +26,13 @@ from dugnad.dht.ports import TransportError
 from dugnad.peer.averager import Averager
 from dugnad.peer.exchangeports import LearnerAway, Ports
 from dugnad.peer.pull import PullError
-from dugnad.peer.store import Promise
+from dugnad.peer.store import Promise, StoreError
 
 pytestmark = pytest.mark.slow
 
 RUN = RunId(b"r" * 32)
 SIZE = 40
+others_fault: list[BaseException] = []
 START = np.linspace(-1.0, 1.0, SIZE, dtype=np.float32)
 
 
@@ -68,15 +69,21 @@ class Learner:
 
 
 class Records:
-    """Promises in memory."""
+    """Promises in memory; ``full`` stands for a disk without room."""
 
     def __init__(self) -> None:
         self.promised: dict[bytes, bytes] = {}
+        self.full = False
+
+    def _room(self) -> None:
+        if self.full:
+            raise StoreError("disk_full", "no room on the disk", "free some")
 
     async def raise_seq(self, fragment: int, listed: int) -> None:
-        pass
+        self._room()
 
     async def promise_header(self, promise: Promise) -> bool:
+        self._room()
         return self.promised.setdefault(promise.parent, promise.digest) == promise.digest
 
 
@@ -160,6 +167,7 @@ def make(identity: Identity, others: dict[PeerId, Averager], learner: Learner) -
         clock=time.monotonic,
         on_adopt=lambda p, action, header: None,
         on_note=lambda p, note: None,
+        on_fault=others_fault.append,
     )
     averager = Averager(ports, [(core, worker)])
     others[identity.peer] = averager
@@ -256,3 +264,18 @@ async def test_a_payload_with_other_numbers_than_its_root_is_refused() -> None:
     assert "root" in reason
     for one in averagers:
         await one.close()
+
+
+async def test_a_full_disk_is_survived_and_merging_goes_on_when_there_is_room() -> None:
+    averagers, learners = swarm(1)
+    begin(averagers)
+    records = averagers[0].ports.records
+    assert isinstance(records, Records)
+    await until(lambda: version(averagers[0]) >= 1)
+    records.full = True
+    await until(lambda: learners[0].known > 0)  # its work came back
+    before = version(averagers[0])
+    records.full = False
+    await until(lambda: version(averagers[0]) > before + 1)
+    assert not others_fault
+    await averagers[0].close()

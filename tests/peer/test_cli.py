@@ -17,7 +17,7 @@ from dugnad.dht.identity import Identity
 from dugnad.dht.ids import RunId, peer_text
 from dugnad.dht.link import Link, format_link
 from dugnad.peer import cli
-from dugnad.peer.config import Settings
+from dugnad.peer.config import Endpoint, Settings
 from dugnad.peer.control import ControlServer
 from dugnad.peer.manifest import Manifest
 from dugnad.peer.paths import DaemonFile, Home
@@ -145,6 +145,10 @@ def test_join_gives_the_daemon_the_link(run: Run, started: list[dict[str, Any]])
         ]
         == 0
     )
+    assert started[0]["settings"].dashboard is None
+    text = format_link(link.run, link.peers)
+    assert run("join", text, "--yes", "--dashboard", "127.0.0.1:8080")[0] == 0
+    assert started[1]["settings"].dashboard == Endpoint("127.0.0.1", 8080)
     assert (started[0]["link"], started[0]["manifest"]) == (link, None)
     assert started[0]["settings"].outbound_only
     assert started[0]["settings"].name == "box"
@@ -256,3 +260,10 @@ def test_a_command_in_a_process_of_its_own_is_quick_and_exits_as_documented(
     gone = subprocess.run([*command, "--home", str(tmp_path)], env=environment, capture_output=True)
     assert gone.returncode == 4
     assert gone.stderr.startswith(b"error E030: ")
+
+
+@pytest.mark.slow
+def test_a_daemon_without_a_page_says_how_to_get_one(run: Run, daemon: DaemonView) -> None:
+    code, out, err = run("dashboard")
+    assert (code, out) == (1, "")
+    assert "--dashboard HOST:PORT" in err

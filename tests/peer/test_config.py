@@ -105,3 +105,30 @@ def test_addresses_in_the_environment_are_separated_by_commas(home: Home) -> Non
     text = "/ip4/203.0.113.7/tcp/1, /dns4/box.example/tcp/2"
     settings = load_settings(home, {}, {"DUGNAD_ANNOUNCE": text}).settings
     assert settings.announce == ("/ip4/203.0.113.7/tcp/1", "/dns4/box.example/tcp/2")
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("0.0.0.0:8080", Endpoint("0.0.0.0", 8080)),
+        ("[::1]:8080", Endpoint("::1", 8080)),
+        ("8080", Endpoint("127.0.0.1", 8080)),
+        (":0", Endpoint("127.0.0.1", 0)),
+        ("", None),
+    ],
+)
+def test_a_page_is_off_unless_asked_for_and_a_bare_port_is_for_this_machine(
+    home: Home, text: str, endpoint: Endpoint | None
+) -> None:
+    assert load_settings(home, {}, {}).settings.dashboard is None
+    assert load_settings(home, {"dashboard": text}, {}).settings.dashboard == endpoint
+    loaded = load_settings(home, {}, {"DUGNAD_DASHBOARD": text})
+    assert loaded.settings.dashboard == endpoint
+    shown = {row.key: row.value for row in loaded.explain()}
+    assert shown["dashboard"] == (str(endpoint) if endpoint else "-")
+
+
+def test_a_wrong_place_for_the_page_is_named(home: Home) -> None:
+    with pytest.raises(UserError, match="dashboard") as caught:
+        load_settings(home, {"dashboard": "true"}, {})
+    assert "for example 0.0.0.0:8080" in caught.value.fix

@@ -60,3 +60,10 @@ def test_a_status_says_the_state_and_why(status_of: Callable[..., Status]) -> No
     assert any("2.5" in line and "not measured yet" in line for line in lines)
     training = status_text(msgspec.to_builtins(status_of()))
     assert training.splitlines()[0].split() == ["state", "training"]
+
+
+def test_status_names_the_page_where_there_is_one(status_of: Callable[..., Status]) -> None:
+    without = status_text(msgspec.to_builtins(status_of()))
+    served = status_text(msgspec.to_builtins(status_of(dashboard="http://127.0.0.1:8080/")))
+    assert "page" not in without
+    assert "http://127.0.0.1:8080/" in served

@@ -247,3 +247,35 @@ def test_status_is_json_of_the_daemon_that_runs(swarm: Swarm) -> None:
         [*command, "--home", str(peer.home)], capture_output=True, text=True, timeout=30, check=True
     )
     assert json.loads(done.stdout)["pid"] == peer.process.pid
+
+
+def test_a_peer_whose_p2pd_is_killed_starts_a_new_one_and_goes_on(swarm: Swarm) -> None:
+    first, link = swarm.start()
+    second = swarm.launch("join", link)
+    wait_for(partial(merged, second, 2), 60.0, "the second version")
+    second.remember_family()
+    (p2pd,) = [process for process in second.family if "p2pd" in process.name()]
+    p2pd.kill()
+
+    def together() -> bool:
+        looks = [peer.status() for peer in (first, second)]
+        return all(look and look["peers_live"] == 2 for look in looks) and gone([p2pd])
+
+    wait_for(together, 40.0, "the reunion")
+    top = max(first.status()["versions"])
+    wait_for(partial(merged, first, top + 2), 40.0, "new versions of the first")
+    wait_for(partial(merged, second, top + 2), 40.0, "new versions of the second")
+    wait_for(partial(one_head, [first, second]), 30.0, "equal heads")
+    assert second.process.poll() is None
+
+
+def test_a_stopped_peer_stops_nobody_and_comes_back(swarm: Swarm) -> None:
+    first, link = swarm.start()
+    second, third = swarm.launch("join", link), swarm.launch("join", link)
+    for peer in (first, second, third):
+        wait_for(partial(merged, peer, 2), 60.0, "the second version")
+    third.process.send_signal(signal.SIGSTOP)
+    top = max(first.status()["versions"])
+    wait_for(partial(merged, first, top + 4), 60.0, "merging without the stopped one")
+    third.process.send_signal(signal.SIGCONT)
+    wait_for(partial(one_head, [first, second, third]), 40.0, "equal heads of all three")

@@ -1,0 +1,264 @@
+"""Runs a drawn scenario: chaos with safety checks after each event, healing, calm, the verdict.
+
+A violation never stops a series: it is part of the :class:`Result`, with the seed, what was drawn,
+what was done to the swarm, and the story of the peer concerned. The same scenario and seed give
+the same digest anywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from dugnad.dht.ids import PeerId
+from dugnad.simulation.checks import Violation
+from dugnad.simulation.people import SimPeer
+from dugnad.simulation.play import Play
+from dugnad.simulation.scenario import Drawn, Hold, Plain
+from dugnad.simulation.settings import WALL_START_S
+from dugnad.simulation.stage import Sample, Stage
+from dugnad.simulation.story import told
+
+STORY_LINES: Final = 60
+"""Lines of a peer's story in a report: two or three versions."""
+LOOK_S: Final = 0.2
+"""How often the heads are compared after the healing."""
+PARTICIPATION_FROM: Final = 3
+"""Commits after the healing that say nothing about participation yet: who was away joins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A promise that was broken."""
+
+    what: str
+    story: str = ""
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of one scenario with one seed. Shares are of one, times virtual seconds."""
+
+    scenario: str
+    seed: int
+    options: dict[str, Plain]
+    violations: list[Broken] = field(default_factory=list)
+    goodput: float = 0.0
+    """Steps listed / steps made, without those that live peers still hold."""
+    participation: float = 0.0
+    """Of live peers and commits after the healing: the share that lists the peer's work."""
+    coverage: float = 0.0
+    """Distinct pieces of units listed / pieces made, without those still held."""
+    longest_gap: float = 0.0
+    one_head_s: float = -1.0
+    """From the healing until all had one head of each fragment; -1: never."""
+    bytes: int = 0
+    messages: int = 0
+    events: int = 0
+    merges: int = 0
+    digest: str = ""
+    virtual_s: float = 0.0
+    samples: list[Sample] = field(default_factory=list)
+    timeline: list[tuple[float, str]] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.violations
+
+
+def play(drawn: Drawn, tick: Callable[[float], None] = lambda _: None) -> Result:
+    """Run one scenario; ``tick`` is told how far it is, from 0 to 1."""
+    act = Play(drawn)
+    result = Result(drawn.name, drawn.seed, drawn.options)
+    try:
+        act.begin()
+        _perform(act, result, tick)
+        result.violations += _verdict(act, result)
+    except Violation as violation:
+        what, _, rest = str(violation).partition("\nseed ")
+        story = "\n".join(rest.splitlines()[1:][-STORY_LINES:])
+        result.violations.append(Broken(what, story))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as fault:
+        lines = traceback.format_exception(fault)[-3:]
+        result.violations.append(Broken(f"a core failed: {fault!r}", "".join(lines)))
+    _count(act.stage, result)
+    return result
+
+
+def _perform(act: Play, result: Result, tick: Callable[[float], None]) -> None:
+    """Chaos, healing, calm."""
+    stage, scenario = act.stage, act.drawn.scenario
+    whole = scenario.seconds + scenario.calm_s
+    while stage.now < scenario.seconds:
+        stage.run(min(scenario.seconds, stage.now + whole / 20.0))
+        tick(stage.now / whole)
+    if not stage.alive():
+        stage.restart_all()
+    before = _favourite(act)
+    stage.say("everything heals")
+    calm = replace(stage.settings.weather, loss=0.0, duplication=0.0, send_loss=0.0, fetch_loss=0.0)
+    stage.settings = replace(stage.settings, weather=calm)
+    stage.mend()
+    end = scenario.seconds + scenario.calm_s
+    for sim in stage.alive():
+        if sim.frozen_until > stage.now:
+            stage.disturbed[sim.peer] = sim.frozen_until
+    fragments = range(stage.settings.fragments)
+    merges = [len(times) for times in stage.merged_at]
+    agreed: set[int] = set()
+    while stage.now < end:
+        stage.run(min(end, stage.now + LOOK_S))
+        agreed |= {p for p in fragments if len(stage.heads(p)) == 1}
+        if result.one_head_s < 0 and len(agreed) == len(fragments):
+            result.one_head_s = stage.now - scenario.seconds
+    tick(1.0)
+    hold = scenario.hold
+    for p in fragments:
+        if len(stage.merged_at[p]) < merges[p] + hold.merges_min:
+            made = len(stage.merged_at[p]) - merges[p]
+            result.violations.append(
+                Broken(f"only {made} commits of fragment {p} after the healing", _story(stage))
+            )
+    if hold.majority_wins and before is not None and not _kept(stage, before):
+        what = "the lineage that most old members had at the healing was left"
+        result.violations.append(Broken(what, _story(stage)))
+
+
+def _favourite(act: Play) -> bytes | None:
+    """The head of fragment 0 that most old members have when the healing comes."""
+    heads = [
+        sim.fragments[0].core.head.digest
+        for sim in act.stage.alive()
+        if sim.peer not in act.newcomers and sim.peer not in act.stage.claims
+    ]
+    if not heads:
+        return None
+    # of two that differ by one commit the older one: a favourite must be an ancestor of what wins
+    versions = {
+        sim.fragments[0].core.head.digest: sim.fragments[0].core.head.version
+        for sim in act.stage.alive()
+    }
+    return min(sorted(set(heads)), key=lambda one: (-heads.count(one), versions[one]))
+
+
+def _kept(stage: Stage, digest: bytes) -> bool:
+    wanted = stage.ledger.commits.get(digest)
+    chain = stage.ledger.chain(stage.best(0))
+    return wanted is None or any(one.header == wanted.header for one in chain)
+
+
+def _verdict(act: Play, result: Result) -> list[Broken]:
+    """What of the scenario's ``hold`` does not hold."""
+    stage, hold = act.stage, act.drawn.scenario.hold
+    _count(stage, result)
+    broken: list[Broken] = []
+    if not 0 <= result.one_head_s <= hold.one_head_within_s:
+        heads = "; ".join(_heads(sim) for sim in stage.alive())
+        broken.append(
+            Broken(f"not one head within {hold.one_head_within_s} s: {heads}", _story(stage))
+        )
+    interval = stage.settings.interval_s
+    longest = hold.merge_gap_intervals * interval + hold.merge_gap_detect_s
+    if hold.merge_gap_intervals and result.longest_gap > longest:
+        what = f"{result.longest_gap:.1f} s without a commit, more than {longest:.1f}"
+        broken.append(Broken(what, _story(stage)))
+    for name in ("goodput", "participation", "coverage"):
+        least, got = float(getattr(hold, f"{name}_min")), float(getattr(result, name))
+        if got < least:
+            broken.append(Broken(f"{name} is {got:.3f}, below {least}", _story(stage)))
+    if len(stage.donors) < hold.donors_min:
+        broken.append(Broken(f"only {len(stage.donors)} peers served whole anchors"))
+    for sim in stage.alive():
+        broken += _peer_verdict(act, sim, hold)
+    return broken
+
+
+def _peer_verdict(act: Play, sim: SimPeer, hold: Hold) -> list[Broken]:
+    stage, broken = act.stage, []
+    undisturbed = max(stage.disturbed.get(sim.peer, 0.0), stage.started[(sim.peer, sim.born)])
+    for p, fragment in enumerate(sim.fragments):
+        head = fragment.core.head
+        row = next((one for one in head.members if one.peer == sim.peer), None)
+        age = head.version - (row.version if row is not None else 0)
+        waited = (stage.now - undisturbed) / stage.settings.interval_s
+        asked = hold.listed_within_versions
+        if asked and waited > asked + 1 and age > asked:
+            what = f"peer {sim.number} is not listed in the last {age} versions of fragment {p}"
+            broken.append(Broken(what, _story(stage, sim)))
+        given_up = float(abs(fragment.given_up).max())
+        if hold.given_up_zero and given_up > 0.0:
+            what = f"peer {sim.number} gave up progress of fragment {p} ({given_up:.2e})"
+            broken.append(Broken(what, _story(stage, sim)))
+    if hold.useful_within_s and sim.peer in act.newcomers:
+        first = stage.first_listed.get((sim.peer, sim.born), stage.now)
+        took = first - max(stage.started[(sim.peer, sim.born)], undisturbed)
+        if took > hold.useful_within_s:
+            what = f"newcomer {sim.number} was useful only after {took:.1f} s"
+            broken.append(Broken(what, _story(stage, sim)))
+    return broken
+
+
+def _count(stage: Stage, result: Result) -> None:
+    """The numbers of a report, as far as the run came."""
+    result.bytes, result.messages, result.events = stage.bytes, stage.messages, stage.events
+    result.merges = sum(len(times) for times in stage.merged_at)
+    result.digest, result.virtual_s = stage.digest(), stage.now
+    result.samples, result.timeline = stage.samples, stage.timeline
+    gaps = [0.0]
+    for times in stage.merged_at:
+        if times:
+            gaps += [b - a for a, b in itertools.pairwise([*times, stage.now])]
+    result.longest_gap = max(gaps)
+    if not stage.alive():
+        return
+    fragments = range(stage.settings.fragments)
+    listed = sum(stage.ledger.listed_steps.get(stage.best(p), 0) for p in fragments)
+    made = max(1, stage.made - sum(stage.pending(p) for p in fragments))
+    result.goodput = listed / made
+    pieces = [
+        {
+            (one.epoch, one.index)
+            for record in stage.ledger.chain(stage.best(p))
+            for row in record.inputs
+            for one in row.pieces
+        }
+        for p in fragments
+    ]
+    result.coverage = sum(len(one) for one in pieces) / made
+    result.participation = _participation(stage)
+
+
+def _participation(stage: Stage) -> float:
+    """Of the newest commits of the lineage: how often a live peer is in one or the next."""
+    hits = asked = 0
+    for p in range(stage.settings.fragments):
+        chain = stage.ledger.chain(stage.best(p))[::-1]
+        lists = [{one.contribution.peer for one in record.inputs} for record in chain]
+        since = [_since(stage, sim) for sim in stage.alive()]
+        for sim, start in zip(stage.alive(), since, strict=True):
+            wall = start + PARTICIPATION_FROM * stage.settings.interval_s
+            for index, record in enumerate(chain[:-1]):
+                if record.header.time_ms / 1000.0 >= wall:
+                    asked += 1
+                    hits += PeerId(sim.peer) in lists[index] | lists[index + 1]
+    return hits / asked if asked else 1.0
+
+
+def _since(stage: Stage, sim: SimPeer) -> float:
+    """Wall time from which a peer could take part undisturbed."""
+    return WALL_START_S + max(stage.disturbed[sim.peer], stage.started[(sim.peer, sim.born)])
+
+
+def _heads(sim: SimPeer) -> str:
+    heads = (fragment.core.head for fragment in sim.fragments)
+    return f"peer {sim.number} " + " ".join(f"v{h.version} {h.digest.hex()[:6]}" for h in heads)
+
+
+def _story(stage: Stage, sim: SimPeer | None = None) -> str:
+    """The end of the story of a peer, or of the first live one."""
+    who = sim or next(iter(stage.alive()), None)
+    return told(who.number, list(who.story)[-STORY_LINES:]) if who is not None else ""

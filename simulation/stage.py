@@ -1,0 +1,419 @@
+"""A world in which everything can happen to peers that happens to volunteers' machines.
+
+:class:`Stage` adds to :class:`dugnad.simulation.world.World` what scenarios need: disks with heads
+and anchors, splits of every kind, ends of streams that are false, long freezes that the others
+notice, planned leaves, peers behind NAT, wrong clocks, lies; and the counts of a report. The cores
+are untouched: whatever is wrong here is wrong in the daemon, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from dugnad.averaging import events as ev
+from dugnad.averaging import formats as fm
+from dugnad.averaging.home import INBOX_MAX, PROMISES_MAX
+from dugnad.averaging.lineage import NODES_MAX
+from dugnad.averaging.view import HOLDERS_DIGESTS_MAX
+from dugnad.averaging.worker import FragmentWorker, WorkError
+from dugnad.dht.ids import PeerId
+from dugnad.dht.records import encode
+from dugnad.simulation.checks import Violation
+from dugnad.simulation.ledger import Ledger
+from dugnad.simulation.people import Disk, SimFragment, SimPeer, peer_of
+from dugnad.simulation.settings import WALL_START_S, WorldSettings
+from dugnad.simulation.story import told
+from dugnad.simulation.world import World
+
+SUSPECT_S: Final = 10.0
+"""Silence after which the others count a frozen peer as lost (the roster's suspicion time)."""
+LEAVE_S: Final = 10.0
+"""A leaving peer waits at most this long for its work to be in other hands."""
+SAMPLE_S: Final = 1.0
+"""Virtual seconds between two points of the plot."""
+SLACK: Final = 64
+"""Entries that a table may have above its bound between being filled and being pruned: one
+message's worth of commits."""
+
+Pair = tuple[PeerId, PeerId]
+
+
+@dataclass(slots=True)
+class Trap:
+    """Something that happens at one of the next moments of a kind, to whom the moment belongs."""
+
+    kind: str
+    strike: Callable[[SimPeer], None]
+    times: int = 1
+    skip: int = 0
+    reach: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One point of the plot: commits and steps of fragment 0."""
+
+    at_s: float
+    alive: int
+    merges: int
+    listed: int
+    made: int
+
+
+class Stage(World):
+    """The world of the scenarios."""
+
+    def __init__(self, settings: WorldSettings) -> None:
+        super().__init__(settings)
+        self.ledger = self.checks = Ledger(settings.size, settings.horizon)
+        self.walls: dict[int, set[Pair]] = {}
+        """Splits in force: number -> the directions they cut. 0 are links that never are."""
+        self.traps: list[Trap] = []
+        self.skew: dict[int, float] = {}
+        self.claims: dict[PeerId, float] = {}
+        self.until: dict[tuple[str, PeerId], float] = {}
+        """(what, peer) -> when it stops: 'idle', 'withhold' and 'miss'."""
+        self.snapshots: dict[PeerId, Disk] = {}
+        self.started: dict[tuple[PeerId, int], float] = {}
+        self.first_listed: dict[tuple[PeerId, int], float] = {}
+        self.disturbed: dict[PeerId, float] = {}
+        """Peer -> when something last befell it: from then on it has time to be useful again."""
+        self.donors: dict[PeerId, int] = {}
+        self.made = 0
+        """Steps of all peers, each counted once per fragment."""
+        self.lost: set[tuple[PeerId, int, int, int]] = set()
+        """(peer, life, fragment, seq) of contributions that are back with their makers."""
+        self.bytes = 0
+        self.samples: list[Sample] = []
+        self.timeline: list[tuple[float, str]] = []
+        self._cuts = 0
+        self._weighed: tuple[fm.Message | None, int] = (None, 0)
+        self.later(SAMPLE_S, self._sample)
+
+    def say(self, text: str) -> None:
+        """Remember what was done to the swarm."""
+        self.timeline.append((self.now, text))
+
+    # -- lives -----------------------------------------------------------------------------------
+
+    def add(self, number: int, *, step_s: float | None = None, disk: Disk | None = None) -> SimPeer:
+        """Start a peer; what its disk holds it goes on from."""
+        peer = peer_of(number)
+        for other in self.peers.values():
+            if number in self.outbound and other.number in self.outbound and other.peer != peer:
+                self.walls.setdefault(0, set()).update({(peer, other.peer), (other.peer, peer)})
+        self._block()
+        sim = super().add(number, step_s=step_s, disk=disk)
+        self.started[(peer, sim.born)] = self.disturbed[peer] = self.now
+        return sim
+
+    def _fragment(self, sim: SimPeer, p: int) -> SimFragment:
+        made = super()._fragment(sim, p)
+        if p in sim.disk.heads:
+            point, digest, anchor = sim.disk.heads[p]
+            made.core.resume(point, digest)
+            made.worker = FragmentWorker.start(made.worker.rules, sim.peer, digest, anchor)
+            made.theta, made.head = anchor.theta.copy(), digest
+        return made
+
+    def restart_all(self) -> None:
+        """Start everybody again whose disk is there."""
+        for sim in sorted(self.peers.values(), key=lambda one: one.number):
+            if not sim.alive:
+                self.restart(sim.peer)
+
+    def leave(self, peer: PeerId) -> None:
+        """A planned leave: hand over, wait until it is done, go."""
+        sim = self.peers[peer]
+        born, end = sim.born, self.now + LEAVE_S
+        for p in range(self.settings.fragments):
+            self._tell(sim, p, ev.LeaveNow())
+
+        def gone() -> None:
+            if not sim.alive or self.peers[peer].born != born:
+                return
+            if self.now >= end or all(f.core.left() for f in sim.fragments):
+                self.kill(peer)
+            else:
+                self.later(0.5, gone)
+
+        self.later(0.5, gone)
+
+    def freeze(self, peer: PeerId, seconds: float) -> None:
+        """Stop a machine; the others lose it when it is silent for long, and meet it again."""
+        super().freeze(peer, seconds)
+        sim = self.peers[peer]
+        born, end = sim.born, sim.frozen_until
+        self.disturbed[peer] = end
+
+        def same() -> bool:
+            return self.peers[peer].born == born and sim.alive and sim.frozen_until == end
+
+        def silent() -> None:
+            if same():
+                for other in self.alive():
+                    self._down(other, peer)
+
+        def back() -> None:
+            if same():
+                for other in self.alive():
+                    if other is not sim:
+                        self._meet(sim, other)
+
+        if seconds > SUSPECT_S:
+            self.later(SUSPECT_S, silent)
+            self.later(end - self.now, back)
+
+    def restore(self, peer: PeerId) -> None:
+        """Put an old snapshot of a peer's disk back and start it from that."""
+        if peer in self.snapshots:
+            self.kill(peer)
+            old = self.peers[peer]
+            self.add(old.number, step_s=old.step_s, disk=self.snapshots[peer].copy())
+
+    # -- links -----------------------------------------------------------------------------------
+
+    def _block(self) -> None:
+        self.net.blocked = set().union(*self.walls.values())
+
+    def _apart(self, a: PeerId, b: PeerId) -> bool:
+        return self.net.is_cut(a, b) or self.net.is_cut(b, a)
+
+    def part(
+        self, left: Iterable[PeerId], right: Iterable[PeerId], *, one_way: bool = False
+    ) -> int:
+        """Cut all links from ``left`` to ``right``, and back unless ``one_way``; the cut's number.
+
+        A connection needs both directions, so that both sides lose each other either way; what was
+        under way in the open direction still arrives.
+        """
+        self._cuts += 1
+        rights = sorted(right)
+        pairs = {(a, b) for a in left for b in rights if a != b}
+        self.walls[self._cuts] = pairs | (set() if one_way else {(b, a) for a, b in pairs})
+        self._block()
+        for a, b in sorted(pairs):
+            for one, two in ((a, b), (b, a)):
+                sim = self.peers.get(one)
+                if sim is not None and sim.alive and two in sim.live:
+                    self.disturbed[one] = self.now
+                    self.later(self.net.noticed(two, one), partial(self._lost, sim, two))
+        return self._cuts
+
+    def join(self, number: int) -> None:
+        """Mend one cut; who was apart by it meets again."""
+        pairs = self.walls.pop(number, set())
+        self._block()
+        for a, b in sorted({(min(pair), max(pair)) for pair in pairs}):
+            one, two = self.peers.get(a), self.peers.get(b)
+            if one is not None and two is not None and one.alive and two.alive:
+                self.disturbed[a] = self.disturbed[b] = self.now
+                self._meet(one, two)
+
+    def mend(self) -> None:
+        """End everything that was done to the network and to peers, but not their deaths."""
+        self.traps.clear()
+        self.until.clear()
+        for number in sorted(self.walls):
+            if number:
+                self.join(number)
+
+    def _meet(self, a: SimPeer, b: SimPeer) -> None:
+        if not self._apart(a.peer, b.peer):
+            super()._meet(a, b)
+
+    def _lost(self, sim: SimPeer, peer: PeerId) -> None:
+        if self._apart(sim.peer, peer):
+            self._down(sim, peer)
+
+    def _down(self, sim: SimPeer, peer: PeerId) -> None:
+        if sim.alive and peer in sim.live:
+            sim.live.discard(peer)
+            for p in range(self.settings.fragments):
+                self._tell(sim, p, ev.PeerDown(peer))
+
+    def false_end(self, peer: PeerId, seen_by: Iterable[PeerId], seconds: float) -> None:
+        """Some believe that a peer which lives is gone; they meet it again after ``seconds``."""
+        for one in sorted(seen_by):
+            sim = self.peers[one]
+            if one != peer and peer in sim.live:
+                self._down(sim, peer)
+                self.later(seconds, partial(self._again, sim, peer))
+
+    def _again(self, sim: SimPeer, peer: PeerId) -> None:
+        other = self.peers[peer]
+        if sim.alive and other.alive and not self._apart(sim.peer, peer):
+            self._up(sim, other)()
+
+    # -- moments ---------------------------------------------------------------------------------
+
+    def _moment(self, kind: str, sim: SimPeer, *, at_once: bool = False) -> None:
+        for trap in [one for one in self.traps if one.kind == kind]:
+            if trap.skip:
+                trap.skip -= 1
+                continue
+            trap.times -= 1
+            if trap.times < 1:
+                self.traps.remove(trap)
+            if at_once:
+                trap.strike(sim)
+            else:  # after the other actions of this event
+                self.later(0.0, partial(_strike, trap, sim))
+
+    def _is(self, what: str, peer: PeerId) -> bool:
+        return self.until.get((what, peer), 0.0) > self.now
+
+    def _tell(self, sim: SimPeer, p: int, event: ev.Event) -> None:
+        if isinstance(event, ev.Pace) and sim.number in self.skew:
+            event = ev.Pace(event.interval_s, WALL_START_S + self.skew[sim.number])
+        try:
+            super()._tell(sim, p, event)
+            fault = self._overfull(sim.fragments[p])
+            if fault:
+                raise Violation(f"{fault} of peer {sim.number} is over its bound")
+        except Violation as violation:
+            if "\nseed " in str(violation):
+                raise
+            story = told(sim.number, sim.story)
+            raise Violation(f"{violation}\nseed {self.settings.seed}, story:\n{story}") from None
+
+    def _overfull(self, fragment: SimFragment) -> str:
+        view, home = fragment.core.view, fragment.core.home
+        sizes = (
+            ("the inbox", len(home.inbox), INBOX_MAX),
+            ("the list of refusals", len(home.refused), INBOX_MAX),
+            ("the lineage", len(view.lineage.nodes), NODES_MAX + SLACK),
+            ("the list of promises", len(view.promised), PROMISES_MAX + SLACK),
+            ("the list of holders", len(view.holders), HOLDERS_DIGESTS_MAX),
+        )
+        return next((what for what, size, bound in sizes if size > bound), "")
+
+    def _do(self, sim: SimPeer, p: int, action: ev.Action) -> None:
+        match action:
+            case ev.Merge() if self._is("idle", sim.peer):
+                return
+            case ev.Settle(seq, share):
+                self._give_back(sim, p, seq, share)
+        super()._do(sim, p, action)
+        match action:
+            case ev.Merge():
+                self._moment("merge", sim)
+            case ev.Sign():
+                self._moment("sign", sim)
+            case ev.Broadcast(fm.Announce()):
+                self._moment("commit", sim)
+            case ev.Obtain() if action.whole:
+                self._moment("join", sim)
+            case ev.Adopt(digest):
+                point = sim.fragments[p].core.view.lineage.checkpoint(sim.fragments[p].core.head)
+                if point is not None:
+                    anchor = sim.fragments[p].worker.states[digest]
+                    sim.disk.heads[p] = (point, digest, anchor)
+
+    def _give_back(self, sim: SimPeer, p: int, seq: int, share: float) -> None:
+        """Steps of a contribution that is back in the residual are handed in again with it."""
+        fragment, key = sim.fragments[p], (sim.peer, sim.born, p, seq)
+        kept = fragment.worker.inbox[(sim.peer, seq)]
+        if share == 1.0 and key not in self.lost:
+            self.lost.add(key)
+            fragment.pieces.extendleft(reversed(kept.pieces))
+            fragment.steps_handed -= len(kept.pieces)
+        elif share == 0.0 and key in self.lost:
+            self.lost.discard(key)
+            fragment.steps_handed += len(kept.pieces)
+
+    def _sign(self, sim: SimPeer, p: int, header: fm.Header, inputs: tuple[fm.Input, ...]) -> None:
+        super()._sign(sim, p, header, inputs)
+        for maker, _ in self.ledger.listed_now:
+            life = (PeerId(maker), self.peers[PeerId(maker)].born)
+            self.first_listed.setdefault(life, self.now)
+        self.ledger.listed_now.clear()
+
+    def _step(self, sim: SimPeer) -> None:
+        super()._step(sim)
+        self.made += self.settings.fragments
+        factor = int(self.claims.get(sim.peer, 1.0))
+        if factor > 1:
+            for fragment in sim.fragments:
+                honest = fragment.pieces[-1]
+                fragment.pieces[-1] = fm.UnitPiece(honest.epoch, honest.index, 0, factor)
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def _broadcast(self, sim: SimPeer, message: fm.Message, p: int) -> None:
+        reach = min((one.reach for one in self.traps if one.reach and not one.skip), default=0)
+        if reach and isinstance(message, fm.Announce) and message.commit.header.home == sim.peer:
+            for peer in sorted(sim.live)[:reach]:
+                self._send(sim, peer, message, p)
+            return
+        super()._broadcast(sim, message, p)
+
+    def _send(self, sim: SimPeer, to: PeerId, message: fm.Message, p: int) -> None:
+        if self._weighed[0] is not message:
+            self._weighed = (message, len(encode(message)))
+        self.bytes += self._weighed[1]
+        odd = isinstance(message, fm.Announce) and message.commit.header.version % 2
+        if not (odd and self._is("miss", to)):
+            super()._send(sim, to, message, p)
+
+    def _send_contribution(self, sim: SimPeer, p: int, seq: int, to: PeerId) -> None:
+        self.bytes += len(sim.fragments[p].worker.inbox[(sim.peer, seq)].payload)
+        super()._send_contribution(sim, p, seq, to)
+
+    def _forward(self, sim: SimPeer, p: int, key: ev.Key, to: PeerId) -> None:
+        """As in the world; a maker refuses its own, and the daemon's forwarding ends there."""
+        if key[0] != to:
+            super()._forward(sim, p, key, to)
+
+    def _fetch(self, sim: SimPeer, p: int, action: ev.Obtain, source: PeerId) -> None:
+        donor = self.peers[source]
+        if action.whole:
+            self._moment("donate", donor, at_once=True)
+        if self._is("withhold", source) or not donor.alive:
+            raise WorkError("the source went away in the middle")
+        super()._fetch(sim, p, action, source)
+        if action.whole:
+            self.donors[source] = self.donors.get(source, 0) + 1
+            self.bytes += 8 * self.settings.size
+        else:
+            self.bytes += action.header.payload_bytes
+            if source == action.header.home:
+                self._moment("fetch", donor)
+
+    # -- counting --------------------------------------------------------------------------------
+
+    def best(self, p: int) -> bytes:
+        """The head that most live peers have; of equals the lowest digest."""
+        heads = [sim.fragments[p].core.head.digest for sim in self.alive()]
+        return max(sorted(set(heads)), key=heads.count)
+
+    def pending(self, p: int) -> int:
+        """Steps that live peers hold and that nothing has become of yet."""
+        total = 0
+        for sim in self.alive():
+            fragment = sim.fragments[p]
+            total += sim.step - fragment.steps_handed
+            listed = self.ledger.listed.get(self.best(p), {})
+            total += sum(
+                kept.contribution.steps
+                for key, kept in fragment.worker.inbox.items()
+                if key[0] == sim.peer and key not in listed
+                if (sim.peer, sim.born, p, key[1]) not in self.lost
+            )
+        return total
+
+    def _sample(self) -> None:
+        if self.alive():
+            listed = self.ledger.listed_steps.get(self.best(0), 0)
+            made = self.made // self.settings.fragments
+            merges = len(self.merged_at[0])
+            self.samples.append(Sample(self.now, len(self.alive()), merges, listed, made))
+        self.later(SAMPLE_S, self._sample)
+
+
+def _strike(trap: Trap, sim: SimPeer) -> None:
+    if sim.alive:
+        trap.strike(sim)

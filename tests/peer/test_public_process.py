@@ -1,0 +1,182 @@
+"""A real daemon serves its page to anybody, and stops at once with readers that stay."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dugnad.peer.client import Client
+from dugnad.peer.errors import UserError
+from dugnad.peer.paths import Home
+
+pytestmark = pytest.mark.slow
+
+RUN_FILE = """
+[run]
+name = "a <public> run"
+purpose = "to see a page of a daemon"
+licence = "CC0-1.0"
+token_budget = 10_000_000
+admission = "open"
+seed = 1
+[model]
+dim = 16
+layers = 1
+heads = 2
+hidden = 32
+context = 32
+[data]
+source = "text"
+[train]
+batch_sequences = 4
+unit_sequences = 8
+learning_rate = 3e-3
+[exchange]
+fragments = 2
+steps_per_merge = 40
+merge_floor_s = 0.8
+"""
+
+
+class Peer:
+    """One daemon process with a page."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.home, self.log = folder / "home", folder / "log"
+        folder.mkdir(exist_ok=True)
+        options = ["--yes", "--listen", "127.0.0.1:0", "--threads", "1", "--cpu-share", "0.15"]
+        command = [sys.executable, "-m", "dugnad.peer.cli", *arguments, *options]
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [*command, "--home", str(self.home)], stdout=out, stderr=out
+            )
+
+    def line(self, start: str) -> str:
+        """The rest of the first line of the log that starts so."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return next((one.removeprefix(start) for one in lines if one.startswith(start)), "")
+
+    def status(self) -> Any:  # Any: JSON
+        try:
+            return Client(Home(self.home)).get("/v1/status")
+        except UserError:
+            return None
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def run_file(folder: Path) -> Path:
+    rng = random.Random(1)
+    words = [" ".join(rng.choice(["red", "green", "blue", "sun"]) for _ in range(9))]
+    (folder / "text").mkdir()
+    (folder / "text" / "a.txt").write_text("\n".join(words * 900))
+    path = folder / "run.toml"
+    path.write_text(RUN_FILE)
+    return path
+
+
+@pytest.fixture
+def peers() -> Iterator[list[Peer]]:
+    """Processes that are killed at the end, whatever happened."""
+    found: list[Peer] = []
+    yield found
+    for peer in found:
+        peer.end()
+
+
+def wait_for(what: Callable[[], Any], timeout_s: float, name: str) -> Any:  # Any: what it gives
+    """Poll until ``what`` gives something true."""
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"{name} did not come within {timeout_s} s")
+
+
+def get(address: str, path: str) -> bytes:
+    with urllib.request.urlopen(address + path, timeout=10) as answer:
+        assert answer.status == 200
+        data: bytes = answer.read()
+        return data
+
+
+def snapshot(address: str) -> Any:  # Any: JSON
+    return json.loads(get(address, "api/v1/snapshot"))
+
+
+def stream(address: str) -> socket.socket:
+    """An event stream that is open and read no further."""
+    host, port = address.removeprefix("http://").rstrip("/").split(":")
+    reader = socket.create_connection((host, int(port)), timeout=10)
+    reader.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"text/event-stream" in reader.recv(4096)
+    return reader
+
+
+def test_a_daemon_serves_the_page_and_leaves_nothing_behind(
+    tmp_path: Path, peers: list[Peer]
+) -> None:
+    path = run_file(tmp_path)
+    first = Peer(tmp_path / "one", "start", str(path), "--dashboard", "127.0.0.1:0")
+    peers.append(first)
+    address = wait_for(lambda: first.line("page: "), 40.0, "the address of the page")
+    link = wait_for(lambda: first.line("dugnad:"), 40.0, "the link")
+    second = Peer(tmp_path / "two", "join", f"dugnad:{link}")
+    peers.append(second)
+    wait_for(lambda: snapshot(address)["merges"] >= 4, 60.0, "merges on the page")
+    wait_for(lambda: snapshot(address)["live"] == 2, 40.0, "the second peer on the page")
+    wait_for(lambda: snapshot(address)["sample"], 20.0, "text of the model")
+
+    front = get(address, "").decode()
+    assert "a &lt;public&gt; run" in front
+    assert "a <public> run" not in front
+    assert f"dugnad:{link}" in front
+    board = wait_for(lambda: json.loads(get(address, "leaderboard.json")), 20.0, "the board")
+    assert board["formula"] == "credit/1"
+    assert "Receipts" in get(address, f"peer/{board['rows'][0]['peer']}").decode()
+    assert b"dugnad_" in get(address, "metrics")
+    assert first.status()["dashboard"] == address
+    assert second.status()["dashboard"] == ""
+    for peer, code, said in ((first, 0, address), (second, 1, "")):
+        asked = [sys.executable, "-m", "dugnad.peer.cli", "dashboard", "--home", str(peer.home)]
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+        assert (answer.returncode, answer.stdout.strip()) == (code, said)
+        assert ("--dashboard HOST:PORT" in answer.stderr) == (code == 1)
+
+    os.kill(second.process.pid, signal.SIGKILL)
+    wait_for(lambda: snapshot(address)["live"] == 1, 20.0, "the loss on the page")
+    tokens = snapshot(address)["tokens"]
+    family = psutil.Process(first.process.pid).children(recursive=True)
+    with stream(address):
+        began = time.monotonic()
+        first.process.send_signal(signal.SIGTERM)
+        assert first.process.wait(30) == 0, first.log.read_text(errors="replace")
+        assert time.monotonic() - began < 8.0
+    assert not [one for one in family if one.is_running()]
+    assert "Traceback" not in first.log.read_text(errors="replace")
+
+    first.log.unlink()
+    again = Peer(tmp_path / "one", "start", str(path), "--dashboard", "127.0.0.1:0")
+    peers.append(again)
+    address = wait_for(lambda: again.line("page: "), 40.0, "the page of the next process")
+    assert snapshot(address)["tokens"] >= tokens, "the history is the same"
+    again.process.send_signal(signal.SIGTERM)
+    again.process.wait(30)
