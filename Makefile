@@ -31,7 +31,8 @@ format: $(READY)
 	$(PYTHON) -m ruff format . && $(PYTHON) -m ruff check --fix .
 
 bench: $(READY)
-	for program in benchmarks/[a-z]*.py; do $(PYTHON) $$program || exit 1; done
+	$(PYTHON) benchmarks/learner.py && $(PYTHON) benchmarks/exchange.py --rounds 3
+	$(PYTHON) benchmarks/learns.py --short --seeds 1 && $(PYTHON) benchmarks/dashboard.py
 
 # mypy cannot follow setuptools' package-dir, so it is shown the folders under their import name.
 links:

@@ -408,6 +408,7 @@ class Daemon:
     async def _leave(self) -> None:
         """Hand in what there is, tell the others, and say what could not be sent."""
         self.state, self.reason = "leaving", "handing in what was learned"
+        self.vitals.remember_peers()
         self.training.disable()
         limit = DRAIN_S if self.drain else LEAVE_S
         if self.training.ready is not None:

@@ -60,9 +60,9 @@ SAMPLE_SHARE: Final = 0.005
 """Of the learner's time: a model that writes slowly writes seldom."""
 DUE_CHANGE_MS: Final = 500
 """A merge that is expected so much earlier or later is told anew."""
-PUBLIC_KINDS: Final = frozenset({"sync", "listed", "clock", "refused", "succession", "identity"})
-"""Notes of the journal that strangers may read. Others can hold addresses or paths of this
-machine, and who comes and goes is told with more detail than the journal has."""
+PUBLIC_KINDS: Final = frozenset({"sync", "listed", "clock", "identity"})
+"""Notes of the journal that strangers may read. Others can hold paths of this machine, or a hostile
+peer makes as many of them as it likes; who comes and goes is told without the journal."""
 
 
 class PublicPage:
@@ -86,6 +86,7 @@ class PublicPage:
         self._units: tuple[tuple[str, int], ...] = ()
         self._scored: tuple[int, float] | None = None
         self._stepped = 0
+        self._speed_known = False
         self._sampling = False
         self._restored = 0
         """Tokens of the kept history: until the next merge the daemon counts from nothing."""
@@ -313,7 +314,9 @@ class PublicPage:
             scored_at = max(scored[0], self._restored)
             self.feed.publish(ev.HeldOutLoss(at_ms=now, tokens=scored_at, loss=scored[1]))
         speed = vitals.swarm_tokens_per_s()
-        self.feed.publish(ev.Throughput(at_ms=now, tokens_per_s=speed))
+        self._speed_known = self._speed_known or speed > 0.0
+        if self._speed_known:  # before, nobody has measured anything: that is no zero
+            self.feed.publish(ev.Throughput(at_ms=now, tokens_per_s=speed))
 
     def _tell_units(self, at: Moment) -> None:
         daemon = self.daemon

@@ -114,7 +114,7 @@ class Vitals:
         if self.synced and self._due("evaluate", EVALUATE_S, now) and not self._evaluating:
             daemon.own(self._evaluate(), "evaluate")
         if self._due("remember", REMEMBER_S, now):
-            self._remember_peers()
+            self.remember_peers()
         if not self._probed and now - daemon.started_at > PROBE_AFTER_S:
             self._probed = True
             daemon.own(self._probe(), "probe")
@@ -311,7 +311,8 @@ class Vitals:
             newest = daemon.averager.fragments[p].core.head
             daemon.ledger.adopted(p, daemon.averager.fragments[p].core.view.lineage, newest)
 
-    def _remember_peers(self) -> None:
+    def remember_peers(self) -> None:
+        """Write down where the live peers were reached, for the next start."""
         daemon = self.daemon
         roster = daemon.swarm.roster
         if roster is None:

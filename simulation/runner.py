@@ -178,7 +178,10 @@ def _verdict(act: Play, result: Result) -> list[Broken]:
 
 
 def _peer_verdict(act: Play, sim: SimPeer, hold: Hold) -> list[Broken]:
-    stage, broken = act.stage, []
+    stage, broken = act.stage, list[Broken]()
+    credit = stage.credits.fault(sim)
+    if credit:
+        broken.append(Broken(f"peer {sim.number}: {credit}", _story(stage, sim)))
     undisturbed = max(stage.disturbed.get(sim.peer, 0.0), stage.started[(sim.peer, sim.born)])
     for p, fragment in enumerate(sim.fragments):
         head = fragment.core.head
@@ -250,7 +253,9 @@ def _participation(stage: Stage) -> float:
 
 def _since(stage: Stage, sim: SimPeer) -> float:
     """Wall time from which a peer could take part undisturbed."""
-    return WALL_START_S + max(stage.disturbed[sim.peer], stage.started[(sim.peer, sim.born)])
+    return WALL_START_S + max(
+        stage.disturbed.get(sim.peer, 0.0), stage.started.get((sim.peer, sim.born), 0.0)
+    )
 
 
 def _heads(sim: SimPeer) -> str:

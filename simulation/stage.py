@@ -22,6 +22,7 @@ from dugnad.averaging.worker import FragmentWorker, WorkError
 from dugnad.dht.ids import PeerId
 from dugnad.dht.records import encode
 from dugnad.simulation.checks import Violation
+from dugnad.simulation.credits import Credits
 from dugnad.simulation.ledger import Ledger
 from dugnad.simulation.people import Disk, SimFragment, SimPeer, peer_of
 from dugnad.simulation.settings import WALL_START_S, WorldSettings
@@ -69,6 +70,7 @@ class Stage(World):
     def __init__(self, settings: WorldSettings) -> None:
         super().__init__(settings)
         self.ledger = self.checks = Ledger(settings.size, settings.horizon)
+        self.credits = Credits(self.ledger, settings.fragments, settings.horizon)
         self.walls: dict[int, set[Pair]] = {}
         """Splits in force: number -> the directions they cut. 0 are links that never are."""
         self.traps: list[Trap] = []
@@ -86,6 +88,8 @@ class Stage(World):
         """Steps of all peers, each counted once per fragment."""
         self.lost: set[tuple[PeerId, int, int, int]] = set()
         """(peer, life, fragment, seq) of contributions that are back with their makers."""
+        self.acked: dict[bytes, set[PeerId]] = {}
+        """Digest -> who said that it holds the payload and computed the same roots."""
         self.bytes = 0
         self.samples: list[Sample] = []
         self.timeline: list[tuple[float, str]] = []
@@ -307,11 +311,25 @@ class Stage(World):
                 self._moment("commit", sim)
             case ev.Obtain() if action.whole:
                 self._moment("join", sim)
+            case ev.Acknowledge(_, digest):
+                self.acked.setdefault(digest, set()).add(sim.peer)
             case ev.Adopt(digest):
+                self._check_witness(sim, p, digest)
+                self.credits.adopted(sim, p, action)
                 point = sim.fragments[p].core.view.lineage.checkpoint(sim.fragments[p].core.head)
                 if point is not None:
                     anchor = sim.fragments[p].worker.states[digest]
                     sim.disk.heads[p] = (point, digest, anchor)
+
+    def _check_witness(self, sim: SimPeer, p: int, digest: bytes) -> None:
+        """Nobody takes a head that only its home holds, unless no other member is there to ask."""
+        node = sim.fragments[p].core.head
+        home = self.ledger.commits[digest].header.home
+        others = {PeerId(row.peer) for row in node.members if row.peer != home}
+        if sim.peer != home or not others & sim.live or others & self.acked.get(digest, set()):
+            return
+        if not any(digest in self.peers[one].fragments[p].worker.states for one in others):
+            raise Violation(f"peer {sim.number} took its own version {node.version} unwitnessed")
 
     def _give_back(self, sim: SimPeer, p: int, seq: int, share: float) -> None:
         """Steps of a contribution that is back in the residual are handed in again with it."""
@@ -335,11 +353,9 @@ class Stage(World):
     def _step(self, sim: SimPeer) -> None:
         super()._step(sim)
         self.made += self.settings.fragments
-        factor = int(self.claims.get(sim.peer, 1.0))
-        if factor > 1:
-            for fragment in sim.fragments:
-                honest = fragment.pieces[-1]
-                fragment.pieces[-1] = fm.UnitPiece(honest.epoch, honest.index, 0, factor)
+        piece = self.credits.piece(int(self.claims.get(sim.peer, 1.0)))
+        for fragment in sim.fragments:
+            fragment.pieces[-1] = piece
 
     # -- messages --------------------------------------------------------------------------------
 

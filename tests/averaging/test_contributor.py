@@ -194,3 +194,18 @@ def test_answers_about_unknown_numbers_do_no_harm(peer: Peer) -> None:
     peer.tell(ev.SendLost(77, A))
     assert peer.core.contributor.own == {}
     assert msgspec.structs.replace(contribution(D, 1, 1)).peer == D
+
+
+def test_a_leaving_peer_that_is_refused_asks_the_next_until_nobody_is_left() -> None:
+    # two that left at once handed their last work to each other, and both counted it as delivered
+    peer = Peer(D, [A, B])
+    peer.tell(ev.LeaveNow(), after=1.0)
+    made = peer.hand_in()
+    (first,) = only(peer.actions, ev.SendContribution)
+    (second,) = only(
+        peer.tell(ev.SendDone(made.seq, first.to, "this peer is leaving")), ev.SendContribution
+    )
+    assert {first.to, second.to} == {A, B}
+    assert not peer.core.left()
+    assert not only(peer.tell(ev.SendDone(made.seq, second.to, "no")), ev.SendContribution)
+    assert peer.core.left()

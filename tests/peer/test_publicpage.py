@@ -170,17 +170,24 @@ async def test_measurements_are_told_when_they_are_new(peer: Peer) -> None:
     assert history.speed.last.value == 100.0
 
 
+async def test_a_speed_that_nobody_measured_is_not_told_as_zero(peer: Peer) -> None:
+    peer.speed = 0.0
+    page = await opened(peer)
+    assert page.feed.state().history.speed.last is None
+
+
 async def test_the_journal_is_told_without_addresses_and_without_what_is_private(
     peer: Peer,
 ) -> None:
     peer.journal.add("sync", "level with the swarm after 2.0 s; training")
     page = await opened(peer)
     peer.journal.add("disk", "the disk is full: /home/someone/dugnad")
-    peer.journal.add("refused", f"{HOSTILE}: from 198.51.100.4:4001")
+    peer.journal.add("refused", "somebody makes a thousand of these")
+    peer.journal.add("identity", f"{HOSTILE}: from 198.51.100.4:4001")
     page.tick(later(1.0))
     texts = [one.text for one in page.feed.state().happenings]
     assert "level with the swarm after 2.0 s; training" in texts
-    assert not any("someone" in text for text in texts)
+    assert not any("someone" in text or "thousand" in text for text in texts)
     assert any(text.endswith("from (address)") for text in texts)
 
 

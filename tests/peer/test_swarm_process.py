@@ -279,3 +279,36 @@ def test_a_stopped_peer_stops_nobody_and_comes_back(swarm: Swarm) -> None:
     wait_for(partial(merged, first, top + 4), 60.0, "merging without the stopped one")
     third.process.send_signal(signal.SIGCONT)
     wait_for(partial(one_head, [first, second, third]), 40.0, "equal heads of all three")
+
+
+def test_the_same_identity_on_two_machines_is_found_and_said(swarm: Swarm) -> None:
+    first, link = swarm.start()
+    second = swarm.launch("join", link)
+    wait_for(partial(merged, second, 1), 60.0, "the first version")
+    home = swarm.folder / "home2"
+    home.mkdir(mode=0o700)
+    key = home / "identity.key"
+    key.write_bytes((second.home / "identity.key").read_bytes())
+    key.chmod(0o600)
+    double = swarm.launch("join", link)
+
+    def one_ended() -> bool:
+        return second.process.poll() is not None or double.process.poll() is not None
+
+    wait_for(one_ended, 60.0, "the end of one of the two")
+    ended = double if double.process.poll() is not None else second
+    assert ended.process.wait(20) == 28, ended.log.read_text(errors="replace")
+    assert "uses this identity" in ended.log.read_text(errors="replace")
+    assert first.process.poll() is None
+
+
+def test_a_link_with_a_living_peer_in_it_works_though_its_first_is_dead(swarm: Swarm) -> None:
+    first, link = swarm.start()
+    second = swarm.launch("join", link)
+    wait_for(partial(merged, second, 1), 60.0, "the first version")
+    other = wait_for(lambda: link_in(second.log), 5.0, "the other link").partition("?")[2]
+    first.process.kill()
+    first.process.wait()
+    third = swarm.launch("join", f"{link}&{other}")
+    wait_for(partial(merged, third, 2), 60.0, "the newcomer's versions")
+    assert "seed /ip4/127.0.0.1/" in third.log.read_text(errors="replace"), "the dead one is named"

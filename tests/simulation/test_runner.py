@@ -1,0 +1,136 @@
+"""The scenarios hold, the same seed gives the same trace, and broken rules are noticed."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dugnad.averaging.contributor import Contributor, Own
+from dugnad.averaging.view import View
+from dugnad.dht.ids import PeerId
+from dugnad.simulation.runner import Result, play
+from dugnad.simulation.scenario import draw, names, text_of
+
+SCENARIOS = [name for name in names() if not draw(name, text_of(name), 0).scenario.known]
+HEAVY = {"claims-after-a-fork", "storm", "ten-newcomers", "volunteers"}
+FRESH = int(os.environ.get("DUGNAD_SEED", datetime.date.today().toordinal())) * 100
+"""Other seeds every day; the number is in the test's name, so that a failure can be repeated."""
+
+# (scenario, seed): what once was broken
+REGRESSIONS = [
+    ("mass-leave", 6),  # two that left at once handed their last work to each other
+    ("old-snapshot", 0),  # a peer that caught up version by version used a listed number again
+]
+
+
+def run(name: str, seed: int) -> Result:
+    return play(draw(name, text_of(name), seed))
+
+
+def what(result: Result) -> list[str]:
+    return [broken.what for broken in result.violations]
+
+
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in HEAVY])
+def test_a_scenario_holds(name: str) -> None:
+    assert what(run(name, 1)) == []
+
+
+@pytest.mark.parametrize(("name", "seed"), REGRESSIONS)
+def test_what_was_broken_stays_mended(name: str, seed: int) -> None:
+    assert what(run(name, seed)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("seed", [*range(2, 6), FRESH, FRESH + 1])
+def test_a_scenario_holds_for_more_seeds(name: str, seed: int) -> None:
+    assert what(run(name, seed)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200))
+def test_four_that_start_at_the_same_moment_are_one_swarm(seed: int) -> None:
+    assert what(run("same-moment", seed)) == []
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
+    first, second, other = run("home-dies", 7), run("home-dies", 7), run("home-dies", 8)
+    assert first.digest == second.digest != other.digest
+    assert first.timeline == second.timeline
+    assert (first.goodput, first.bytes) == (second.goodput, second.bytes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["storm", "volunteers"])
+def test_processes_with_other_hash_seeds_give_the_same_digest(name: str) -> None:
+    code = (
+        "from dugnad.simulation.runner import play\n"
+        "from dugnad.simulation.scenario import draw, text_of\n"
+        f"print(play(draw({name!r}, text_of({name!r}), 3)).digest)\n"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert digests == {run(name, 3).digest + "\n"}
+
+
+def test_a_core_that_uses_a_number_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Contributor, "skip_listed", lambda _: None)
+    result = run("old-snapshot", 0)
+    assert "was used twice" in what(result)[0]
+    assert "HandIn" in result.violations[0].story
+
+
+def test_leavers_that_trust_each_other_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home(_self: Contributor, _own: Own, home: PeerId) -> PeerId | None:
+        return home
+
+    def taken(_self: Contributor, own: Own) -> bool:
+        return bool({"accepted", "refused"} & set(own.sent.values()))
+
+    monkeypatch.setattr(Contributor, "_receiver", home)
+    monkeypatch.setattr(Contributor, "_taken", taken)
+    assert any("goodput" in one for one in what(run("mass-leave", 6)))
+
+
+def test_a_swarm_that_never_passes_over_an_idle_home_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dugnad.averaging.home.Home._pass_over", lambda _: None)
+    assert any("without a commit" in one for one in what(run("idle-home", 0)))
+
+
+def test_peers_that_do_not_hear_of_heads_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dugnad.averaging.follower.Follower.head_in", lambda _self, _event: None)
+    monkeypatch.setattr("dugnad.averaging.follower.Follower.commit_in", lambda *_: False)
+    assert any("commits of fragment" in one for one in what(run("kill-any", 0)))
+
+
+def test_a_head_without_a_witness_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dugnad.averaging.follower.Follower.witnessed", lambda *_: True)
+    assert any("unwitnessed" in one for one in what(run("home-dies", 1)))
+
+
+def test_a_core_that_fails_is_a_violation_with_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(self: View) -> bool:
+        raise KeyError("boom")
+
+    monkeypatch.setattr(View, "may_home", fail)
+    result = run("kill-any", 0)
+    assert "a core failed" in what(result)[0]
+    assert "boom" in result.violations[0].story
