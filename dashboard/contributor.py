@@ -149,11 +149,8 @@ def _receipts(view: View, receipts: Sequence[Receipt]) -> Markup:
         el("h2", "Receipts"),
         el(
             "p",
-            f"The newest {count(shown, 'receipt')}. Anyone can export and check them offline: ",
-            el("code", "dugnad receipts export FILE"),
-            ", ",
-            el("code", "dugnad receipts verify FILE"),
-            ".",
+            f"The newest {count(shown, 'receipt')}: each is signed by its maker and was listed by a"
+            " home; every peer of the run holds the same ones.",
         ),
         table("Receipts of this peer", heads, body),
     )

@@ -16,7 +16,7 @@ from dugnad.dashboard.text import ago, clock_text, count, exact, fingerprint, is
 STALE_AFTER_S: Final = 60
 """A page without a sign of life for this long says so: four heartbeats."""
 _HELP: Final = (
-    "Help is in the documentation that came with dugnad (dugnad --help, dugnad doctor)."
+    "Help is in the documentation that came with dugnad (dugnad --help)."
     " Nobody of this project will ever ask for your key file."
 )
 

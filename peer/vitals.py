@@ -66,7 +66,7 @@ class Vitals:
         self.daemon = daemon
         self.rng = random.Random(daemon.boot)
         self.clock_offset_s = 0.0
-        self.swarm_tokens = 0
+        self.swarm_tokens = max(shell.core.head.tokens_total for shell in daemon.averager.fragments)
         self.merges = 0
         self.last_takeover_s: float | None = None
         self.join_to_listed_s: float | None = None

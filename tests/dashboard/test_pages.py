@@ -257,7 +257,7 @@ def test_a_contributor_has_credit_machine_history_and_receipts() -> None:
         "1.20 k",
         "settled",
         "no audit exists yet",
-        "dugnad receipts verify FILE",
+        "signed by its maker",
     ):
         assert words in page.text, words
     assert re.search(r'class="band"', contributor_page(known, A, []))  # its stretches of the loss

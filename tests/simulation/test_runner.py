@@ -16,7 +16,8 @@ from dugnad.simulation.runner import Result, play
 from dugnad.simulation.scenario import draw, names, text_of
 
 SCENARIOS = [name for name in names() if not draw(name, text_of(name), 0).scenario.known]
-HEAVY = {"claims-after-a-fork", "storm", "ten-newcomers", "volunteers"}
+QUICK = ("all-stop", "home-dies", "kill-any", "mass-leave", "newborns-alone", "two-homes-die")
+"""Those that take about a fifth of a second."""
 FRESH = int(os.environ.get("DUGNAD_SEED", datetime.date.today().toordinal())) * 100
 """Other seeds every day; the number is in the test's name, so that a failure can be repeated."""
 
@@ -35,7 +36,7 @@ def what(result: Result) -> list[str]:
     return [broken.what for broken in result.violations]
 
 
-@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in HEAVY])
+@pytest.mark.parametrize("name", QUICK)
 def test_a_scenario_holds(name: str) -> None:
     assert what(run(name, 1)) == []
 
@@ -47,7 +48,7 @@ def test_what_was_broken_stays_mended(name: str, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.parametrize("seed", [*range(2, 6), FRESH, FRESH + 1])
+@pytest.mark.parametrize("seed", [*range(1, 5), FRESH, FRESH + 1])
 def test_a_scenario_holds_for_more_seeds(name: str, seed: int) -> None:
     assert what(run(name, seed)) == []
 
