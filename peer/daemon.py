@@ -50,7 +50,7 @@ from dugnad.peer.corpus import ShardStore
 from dugnad.peer.errors import UserError
 from dugnad.peer.exchangeports import Ports
 from dugnad.peer.failures import as_user_error, no_seed_error, store_error, substrate_error
-from dugnad.peer.happenings import Happenings
+from dugnad.peer.happenings import REMEMBER, Happenings
 from dugnad.peer.init import initial_parameters
 from dugnad.peer.journal import Journal
 from dugnad.peer.ledger import Ledger
@@ -76,6 +76,8 @@ VERSION: Final = "0.1.0"
 LEAVE_S: Final = 10.0
 """The last hand-in gets this long (DESIGN.md promise 5; `--drain` waits longer)."""
 DRAIN_S: Final = 300.0
+WRITE_S: Final = 5.0
+"""For what is being written when the daemon ends."""
 EXIT_INTERRUPTED: Final = 130
 
 
@@ -106,6 +108,7 @@ class Daemon:
         self.forced = False
         self.failure: UserError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._main: asyncio.Task[int] | None = None
         self.happenings = Happenings(self)
         self.swarm = Swarm(self._substrate_config(start), identity, self._hooks())
         self.manifest: Manifest
@@ -153,6 +156,7 @@ class Daemon:
 
     async def run(self) -> int:
         """Take part until somebody says leave; returns the exit status."""
+        self._main = asyncio.current_task()
         fault = conformance()
         if fault is not None:
             raise UserError("E005", f"this machine's arithmetic differs: {fault}", "report it")
@@ -398,7 +402,11 @@ class Daemon:
     # -- leaving -------------------------------------------------------------------------------
 
     def request_leave(self, drain: bool) -> None:
-        """Start to leave; a second request goes at once."""
+        """Start to leave; a second request goes at once, and so does one before the beginning."""
+        if not hasattr(self, "averager"):
+            assert self._main is not None, "nobody can ask before the daemon runs"
+            self._main.cancel()  # nothing was learned yet
+            return
         if self.leaving.is_set():
             self.forced = True
             self.averager.handed_over.set()
@@ -423,6 +431,9 @@ class Daemon:
 
     async def _shut_down(self) -> None:
         """End every part; nothing is left running."""
+        writing = [task for task in self._tasks if task.get_name().startswith(REMEMBER)]
+        if writing and not self.forced:  # the last heads and anchors are to be on the disk
+            await asyncio.wait(writing, timeout=WRITE_S)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -456,7 +467,10 @@ def run_daemon(
 async def _run(start: Start, identity: Identity) -> int:
     daemon = Daemon(start, identity)
     with _signals(daemon):
-        return await daemon.run()
+        try:
+            return await daemon.run()
+        except asyncio.CancelledError:
+            return EXIT_INTERRUPTED  # by a signal, before it took part
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ the parts that it concerns, and noted for the people who watch.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
@@ -21,6 +21,10 @@ from dugnad.peer.units import Claim, Claimed, Covered, PeerBack, PeerLost, TookO
 
 if TYPE_CHECKING:
     from dugnad.peer.daemon import Daemon
+
+
+REMEMBER: Final = "remember fragment"
+"""Name of the tasks that write a new head to the disk; the daemon waits for them at its end."""
 
 
 class Happenings:
@@ -142,7 +146,7 @@ class Happenings:
         rows = [(fm.header_digest(one.header, self.daemon.run_id), one) for one in action.applied]
         if action.gap and node.record is not None:
             rows.append((action.digest, node.record))
-        self.daemon.own(self.remember(p, action, rows), f"remember fragment {p}")
+        self.daemon.own(self.remember(p, action, rows), f"{REMEMBER} {p}")
 
     async def remember(
         self, p: int, action: ev.Adopt, rows: list[tuple[bytes, fm.CommitRecord]]

@@ -55,10 +55,12 @@ class Disk:
     """(fragment, parent) -> the header signed on top of it."""
     heads: dict[int, tuple[fm.Checkpoint, bytes, AnchorState]] = field(default_factory=dict)
     """Fragment -> the newest head, its digest and its anchors."""
+    promises: dict[int, tuple[bytes, fm.CommitRecord, bytes]] = field(default_factory=dict)
+    """Fragment -> digest, record and payload of the newest commit that it signed."""
 
     def copy(self) -> Disk:
         """A snapshot of it."""
-        return Disk(dict(self.seqs), dict(self.headers), dict(self.heads))
+        return Disk(dict(self.seqs), dict(self.headers), dict(self.heads), dict(self.promises))
 
 
 @dataclass(slots=True)

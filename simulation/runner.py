@@ -30,6 +30,10 @@ PARTICIPATION_FROM: Final = 3
 """Commits after the healing that say nothing about participation yet: who was away joins."""
 
 
+LAST_RESORT: Final = 9999
+"""The peer that comes when the healing finds nobody who can be home."""
+
+
 @dataclass(frozen=True, slots=True)
 class Broken:
     """A promise that was broken."""
@@ -96,8 +100,10 @@ def _perform(act: Play, result: Result, tick: Callable[[float], None]) -> None:
     while stage.now < scenario.seconds:
         stage.run(min(scenario.seconds, stage.now + whole / 20.0))
         tick(stage.now / whole)
-    if not stage.alive():
+    if not _able(stage):  # nobody is left, or nobody that can be home
         stage.restart_all()
+    if not _able(stage):
+        stage.add(LAST_RESORT)
     before = _favourite(act)
     stage.say("everything heals")
     calm = replace(stage.settings.weather, loss=0.0, duplication=0.0, send_loss=0.0, fetch_loss=0.0)
@@ -126,6 +132,14 @@ def _perform(act: Play, result: Result, tick: Callable[[float], None]) -> None:
     if hold.majority_wins and before is not None and not _kept(stage, before):
         what = "the lineage that most old members had at the healing was left"
         result.violations.append(Broken(what, _story(stage)))
+
+
+def _able(stage: Stage) -> bool:
+    """Whether a live peer can be home and does not leave."""
+    return any(
+        sim.number not in stage.outbound and not sim.fragments[0].core.view.leaving
+        for sim in stage.alive()
+    )
 
 
 def _favourite(act: Play) -> bytes | None:

@@ -25,7 +25,7 @@ from dugnad.simulation.checks import Violation
 from dugnad.simulation.credits import Credits
 from dugnad.simulation.ledger import Ledger
 from dugnad.simulation.people import Disk, SimFragment, SimPeer, peer_of
-from dugnad.simulation.settings import WALL_START_S, WorldSettings
+from dugnad.simulation.settings import RUN, WALL_START_S, WorldSettings
 from dugnad.simulation.story import told
 from dugnad.simulation.world import World
 
@@ -112,6 +112,11 @@ class Stage(World):
         self._block()
         sim = super().add(number, step_s=step_s, disk=disk)
         self.started[(peer, sim.born)] = self.disturbed[peer] = self.now
+        for p, (digest, record, payload) in sorted(sim.disk.promises.items()):
+            fragment = sim.fragments[p]
+            if record.header.parent == fragment.head:  # it died before it could announce this
+                fragment.worker.advance(digest, record.header, payload)
+                self._tell(sim, p, ev.Signed(record, digest))
         return sim
 
     def _fragment(self, sim: SimPeer, p: int) -> SimFragment:
@@ -326,7 +331,8 @@ class Stage(World):
         node = sim.fragments[p].core.head
         home = self.ledger.commits[digest].header.home
         others = {PeerId(row.peer) for row in node.members if row.peer != home}
-        if sim.peer != home or not others & sim.live or others & self.acked.get(digest, set()):
+        asked = others & set(sim.fragments[p].core.view.live)  # who is gone may not be known yet
+        if sim.peer != home or not asked or others & self.acked.get(digest, set()):
             return
         if not any(digest in self.peers[one].fragments[p].worker.states for one in others):
             raise Violation(f"peer {sim.number} took its own version {node.version} unwitnessed")
@@ -345,6 +351,10 @@ class Stage(World):
 
     def _sign(self, sim: SimPeer, p: int, header: fm.Header, inputs: tuple[fm.Input, ...]) -> None:
         super()._sign(sim, p, header, inputs)
+        digest = fm.header_digest(header, RUN)
+        if digest in self.ledger.commits:
+            payload = sim.fragments[p].worker.commits[digest].payload
+            sim.disk.promises[p] = (digest, self.ledger.commits[digest], payload)
         for maker, _ in self.ledger.listed_now:
             life = (PeerId(maker), self.peers[PeerId(maker)].born)
             self.first_listed.setdefault(life, self.now)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +21,9 @@ from dugnad.peer.client import Client
 from dugnad.peer.errors import UserError
 from dugnad.peer.paths import Home
 
-pytestmark = pytest.mark.slow
+from .processes import run_file, wait_for  # noqa: TID252  the tests are no installed package
 
-RUN_FILE = """
-[run]
-name = "a <public> run"
-purpose = "to see a page of a daemon"
-licence = "CC0-1.0"
-token_budget = 10_000_000
-admission = "open"
-seed = 1
-[model]
-dim = 16
-layers = 1
-heads = 2
-hidden = 32
-context = 32
-[data]
-source = "text"
-[train]
-batch_sequences = 4
-unit_sequences = 8
-learning_rate = 3e-3
-[exchange]
-fragments = 2
-steps_per_merge = 40
-merge_floor_s = 0.8
-"""
+pytestmark = pytest.mark.slow
 
 
 class Peer:
@@ -81,16 +56,6 @@ class Peer:
             self.process.wait()
 
 
-def run_file(folder: Path) -> Path:
-    rng = random.Random(1)
-    words = [" ".join(rng.choice(["red", "green", "blue", "sun"]) for _ in range(9))]
-    (folder / "text").mkdir()
-    (folder / "text" / "a.txt").write_text("\n".join(words * 900))
-    path = folder / "run.toml"
-    path.write_text(RUN_FILE)
-    return path
-
-
 @pytest.fixture
 def peers() -> Iterator[list[Peer]]:
     """Processes that are killed at the end, whatever happened."""
@@ -98,17 +63,6 @@ def peers() -> Iterator[list[Peer]]:
     yield found
     for peer in found:
         peer.end()
-
-
-def wait_for(what: Callable[[], Any], timeout_s: float, name: str) -> Any:  # Any: what it gives
-    """Poll until ``what`` gives something true."""
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
-        found = what()
-        if found:
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"{name} did not come within {timeout_s} s")
 
 
 def get(address: str, path: str) -> bytes:
@@ -134,7 +88,7 @@ def stream(address: str) -> socket.socket:
 def test_a_daemon_serves_the_page_and_leaves_nothing_behind(
     tmp_path: Path, peers: list[Peer]
 ) -> None:
-    path = run_file(tmp_path)
+    path = run_file(tmp_path, "a <public> run")
     first = Peer(tmp_path / "one", "start", str(path), "--dashboard", "127.0.0.1:0")
     peers.append(first)
     address = wait_for(lambda: first.line("page: "), 40.0, "the address of the page")
@@ -149,7 +103,12 @@ def test_a_daemon_serves_the_page_and_leaves_nothing_behind(
     assert "a &lt;public&gt; run" in front
     assert "a <public> run" not in front
     assert f"dugnad:{link}" in front
-    board = wait_for(lambda: json.loads(get(address, "leaderboard.json")), 20.0, "the board")
+
+    def ranked() -> Any:  # Any: JSON; the page computes the board every few seconds
+        board = json.loads(get(address, "leaderboard.json"))
+        return board if board and board["rows"] else None
+
+    board = wait_for(ranked, 40.0, "a board with rows")
     assert board["formula"] == "credit/1"
     assert "Receipts" in get(address, f"peer/{board['rows'][0]['peer']}").decode()
     assert b"dugnad_" in get(address, "metrics")

@@ -5,12 +5,11 @@ nothing of anybody outlives them.
 from __future__ import annotations
 
 import json
-import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,33 +22,10 @@ from dugnad.peer.client import Client
 from dugnad.peer.errors import UserError
 from dugnad.peer.paths import Home
 
+from .processes import run_file, wait_for  # noqa: TID252  the tests are no installed package
+
 pytestmark = pytest.mark.slow
 
-RUN_FILE = """
-[run]
-name = "a test"
-purpose = "to see a swarm of processes train"
-licence = "CC0-1.0"
-token_budget = 10_000_000
-admission = "open"
-seed = 1
-[model]
-dim = 16
-layers = 1
-heads = 2
-hidden = 32
-context = 32
-[data]
-source = "text"
-[train]
-batch_sequences = 4
-unit_sequences = 8
-learning_rate = 3e-3
-[exchange]
-fragments = 2
-steps_per_merge = 40
-merge_floor_s = 0.8
-"""
 CPU_SHARE = "0.15"
 """Several learners share two cores: without a cap they starve their daemons."""
 
@@ -97,13 +73,7 @@ class Swarm:
         return peer
 
     def start(self) -> tuple[Peer, str]:
-        rng = random.Random(1)
-        words = [" ".join(rng.choice(["red", "green", "blue", "sun"]) for _ in range(9))]
-        text = self.folder / "text"
-        text.mkdir()
-        (text / "a.txt").write_text("\n".join(words * 900))
-        run = self.folder / "run.toml"
-        run.write_text(RUN_FILE)
+        run = run_file(self.folder)
         peer = self.launch("start", str(run))
         return peer, wait_for(lambda: link_in(peer.log), 40.0, "the link")
 
@@ -117,17 +87,6 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
         if peer.process.poll() is None:
             peer.process.kill()
             peer.process.wait()
-
-
-def wait_for(what: Callable[[], Any], timeout_s: float, name: str) -> Any:  # Any: what it gives
-    """Poll until ``what`` gives something true."""
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
-        found = what()
-        if found:
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"{name} did not come within {timeout_s} s")
 
 
 def link_in(log: Path) -> str:

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dugnad.peer import cli
 from dugnad.simulation.command import Wish, main
 from dugnad.simulation.scenario import names
 
@@ -41,6 +42,15 @@ def test_it_lists_the_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert all(name in out for name in names())
     assert "not in `all`" in out
+
+
+def test_the_command_line_passes_on_what_was_asked_for(
+    impossible: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["simulate", impossible, "--seeds", "1", "--seed", "5"])
+    assert ended.value.code == 1
+    assert "BROKEN: goodput" in capsys.readouterr().out
 
 
 def test_a_series_that_holds_gives_0_json_and_a_plot(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ FRESH = int(os.environ.get("DUGNAD_SEED", datetime.date.today().toordinal())) * 
 # (scenario, seed): what once was broken
 REGRESSIONS = [
     ("mass-leave", 6),  # two that left at once handed their last work to each other
+    # all full peers had died between signing and announcing: nobody could be home again
+    pytest.param("everything", 72, marks=pytest.mark.slow),
     ("old-snapshot", 0),  # a peer that caught up version by version used a listed number again
 ]
 
@@ -59,6 +61,7 @@ def test_four_that_start_at_the_same_moment_are_one_swarm(seed: int) -> None:
     assert what(run("same-moment", seed)) == []
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
     first, second, other = run("home-dies", 7), run("home-dies", 7), run("home-dies", 8)
     assert first.digest == second.digest != other.digest
@@ -95,7 +98,10 @@ def test_a_core_that_uses_a_number_twice_is_noticed(monkeypatch: pytest.MonkeyPa
     assert "HandIn" in result.violations[0].story
 
 
-def test_leavers_that_trust_each_other_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leavers_that_trust_each_other_lose_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run("mass-leave", 6).goodput
+    assert whole > 0.97
+
     def home(_self: Contributor, _own: Own, home: PeerId) -> PeerId | None:
         return home
 
@@ -104,9 +110,10 @@ def test_leavers_that_trust_each_other_are_noticed(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Contributor, "_receiver", home)
     monkeypatch.setattr(Contributor, "_taken", taken)
-    assert any("goodput" in one for one in what(run("mass-leave", 6)))
+    assert run("mass-leave", 6).goodput < whole - 0.02
 
 
+@pytest.mark.slow
 def test_a_swarm_that_never_passes_over_an_idle_home_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

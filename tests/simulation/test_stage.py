@@ -92,6 +92,7 @@ def test_a_table_over_its_bound_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
         stage(until=30.0)
 
 
+@pytest.mark.slow
 def test_credit_that_is_not_the_fold_of_the_lineage_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
