@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from dugnad.peer.clock import wall_ms
 from dugnad.peer.errors import (
     EXIT_FAILURE,
     EXIT_OK,
@@ -157,7 +158,7 @@ def leaderboard(home: HomeOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print(board_text(board))
     else:
-        print_board(board, sys.stdout, now_ms=time.time_ns() // 1_000_000)
+        print_board(board, sys.stdout, now_ms=wall_ms())
 
 
 @app.command()

@@ -10,7 +10,6 @@ are a different application.
 import hmac
 import os
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
@@ -18,6 +17,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from dugnad.peer.clock import wall_ms
 from dugnad.peer.errors import UserError
 from dugnad.peer.paths import DaemonFile, Home, write_private
 from dugnad.peer.views import EVENTS_PER_REPLY_MAX, DaemonView
@@ -64,7 +64,7 @@ class ControlServer:
             await web.TCPSite(runner, LOOPBACK, self._wanted_port).start()
             self.port = runner.addresses[0][1]
             write_private(self._home.control_token, self._token.encode("ascii"))
-            DaemonFile(os.getpid(), self.port, time.time_ns() // 1_000_000).write(self._home)
+            DaemonFile(os.getpid(), self.port, wall_ms()).write(self._home)
         except OSError as error:
             await runner.cleanup()
             raise UserError(

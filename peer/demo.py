@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dugnad.peer.clock import wall_ms
 from dugnad.peer.demojudge import (
     Beginning,
     ControlPlan,
@@ -88,7 +89,7 @@ def main(
     keep = True
     try:
         results = asyncio.run(_shown(plan, folder))
-        print_results(results, sys.stdout, time.time_ns() // 1_000_000)
+        print_results(results, sys.stdout, wall_ms())
         if json_file is not None:
             _write(json_file, results_json(results))
         keep = bool(failures(results) or results.left_behind)

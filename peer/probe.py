@@ -23,6 +23,7 @@ from typing import Final
 
 import msgspec
 
+from dugnad.peer import clock
 from dugnad.peer.errors import UserError
 from dugnad.peer.modelconfig import ModelConfig
 from dugnad.peer.paths import Home
@@ -167,7 +168,7 @@ class _Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def cached(cache_dir: Path, threads: int) -> Probe | None:
     """What `measure` would return without measuring anything; None when it would have to."""
     cache = _load(cache_dir / _CACHE_NAME)
-    if cache is None or not cache.holds(cache_key(threads), _now_ms()):
+    if cache is None or not cache.holds(cache_key(threads), clock.wall_ms()):
         return None
     return _refreshed(cache.probe, cache_dir, None)
 
@@ -182,7 +183,7 @@ async def measure(cache_dir: Path, threads: int, model: ModelConfig | None = Non
     wanted = "" if model is None else _model_key(model)
     async with _only_one(cache_dir):
         cache = _load(cache_dir / _CACHE_NAME)
-        if cache is not None and not cache.holds(key, _now_ms()):
+        if cache is not None and not cache.holds(key, clock.wall_ms()):
             cache = None
         if cache is None or (model is not None and wanted not in cache.models):
             request = Request(threads, cache is None, model)
@@ -295,7 +296,7 @@ def _merged(cache: _Cache | None, key: str, reply: Reply, wanted: str) -> _Cache
         assert reply.devices is not None, "the child was asked for devices"
         probe = Probe(
             schema=SCHEMA,
-            at_ms=_now_ms(),
+            at_ms=clock.wall_ms(),
             torch=reply.torch,
             threads=reply.threads,
             system=platform.system(),
@@ -395,10 +396,6 @@ async def _ask_child(request: Request) -> Reply:
         return msgspec.json.decode(out[:REPLY_BYTES_MAX], type=Reply)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProbeError(f"the measuring process said nonsense: {error}") from None
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _giga(size: float) -> str:

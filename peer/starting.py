@@ -7,7 +7,6 @@ no consent.
 """
 
 import errno
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ import msgspec
 from dugnad.dht.identity import FolderLock, FolderLocked, Identity, IdentityError
 from dugnad.dht.ids import RunId, run_text
 from dugnad.dht.link import Link, LinkError, parse_link
+from dugnad.peer.clock import wall_ms
 from dugnad.peer.config import Settings
 from dugnad.peer.consent import agree, check_machine, memory_available, offer
 from dugnad.peer.corpus import Corpus, CorpusError, ShardStore, build_corpus
@@ -66,9 +66,7 @@ def prepare_start(run_path: Path, home: Home, settings: Settings, *, new: bool =
     check_memory(memory_need_of(run_file.model.config()), memory_available())
     identity = open_home(home)
     corpus = _read_corpus(SOTU if folder is None else str(folder))
-    manifest = build_manifest(
-        run_file, identity, corpus.index, created_ms=time.time_ns() // 1_000_000
-    )
+    manifest = build_manifest(run_file, identity, corpus.index, created_ms=wall_ms())
     earlier = None if new else _same_run(manifest, home)
     if earlier is not None:
         print(f"going on with run {run_text(run_id(earlier))} (--new starts another)")

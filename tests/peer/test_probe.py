@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dugnad.peer import probe
+from dugnad.peer import clock, probe
 from dugnad.peer.contract import Contract, can_take
 from dugnad.peer.modelconfig import ModelConfig
 from dugnad.peer.probe import (
@@ -100,14 +100,14 @@ async def test_other_threads_another_torch_or_a_week_make_it_measure_again(
     monkeypatch.setattr(probe, "torch_version", lambda: "10.0")
     await measure(tmp_path, 1)
     assert len(child.requests) == 3
-    now = probe._now_ms()
-    monkeypatch.setattr(probe, "_now_ms", lambda: now + 6 * 86_400_000)
+    now = clock.wall_ms()
+    monkeypatch.setattr(clock, "wall_ms", lambda: now + 6 * 86_400_000)
     await measure(tmp_path, 1)
     assert len(child.requests) == 3
-    monkeypatch.setattr(probe, "_now_ms", lambda: now + 8 * 86_400_000)
+    monkeypatch.setattr(clock, "wall_ms", lambda: now + 8 * 86_400_000)
     await measure(tmp_path, 1)
     assert len(child.requests) == 4
-    monkeypatch.setattr(probe, "_now_ms", lambda: now)  # the clock was set back
+    monkeypatch.setattr(clock, "wall_ms", lambda: now)  # the clock was set back
     await measure(tmp_path, 1)
     assert len(child.requests) == 5
 
