@@ -276,6 +276,10 @@ class OurPeer:
         """None: there is no run."""
         return None
 
+    def heads(self) -> tuple[fm.HeadRow, ...]:
+        """Nothing: no observer watches a benchmark."""
+        return ()
+
     def commit(self, fragment: int, digest: bytes) -> Commit | None:
         """A commit's payload."""
         return self._fragments[fragment].worker.commits.get(digest)

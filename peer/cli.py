@@ -205,6 +205,41 @@ def leave(
 
 
 @app.command()
+def export(
+    source: Annotated[str, typer.Argument(metavar="LINK|RUN", help="A link, or a run's id here.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder.")],
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Write the agreed model as files that transformers' Llama loads."""
+    from dugnad.peer.export import export as write
+
+    _finish(write(source, folder, Home.locate(home), force=force))
+
+
+@app.command()
+def sample(
+    source: Annotated[
+        str | None, typer.Argument(metavar="[LINK|RUN]", help="Default: the newest run here.")
+    ] = None,
+    *,
+    prompt: Annotated[str, typer.Option(help="The text to go on with.")] = "",
+    tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Bytes to write.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=10.0, help="0: always the likeliest.")
+    ] = 0.8,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    home: HomeOption = None,
+) -> None:
+    """Text that the newest agreed model writes."""
+    from dugnad.peer.export import sample as write
+
+    place = Home.locate(home)
+    _finish(write(source, place, prompt=prompt, count=tokens, temperature=temperature, seed=seed))
+
+
+@app.command()
 def probe(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Measure what this machine can do."""
     from dugnad.peer.probe import main as measure

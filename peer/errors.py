@@ -56,6 +56,9 @@ ERRORS: Final[Mapping[str, ErrorKind]] = MappingProxyType(
         "E026": ErrorKind("the data folder cannot be used", 26),
         "E027": ErrorKind("the libp2p daemon does not start", 27),
         "E028": ErrorKind("the same identity is in use on another machine", 28),
+        "E032": ErrorKind("no such run in the data folder", 32),
+        "E033": ErrorKind("the export would replace something", 33),
+        "E034": ErrorKind("the model cannot be exported or sampled", 34),
         "E030": ErrorKind("no daemon is running", EXIT_NOT_RUNNING),
         "E031": ErrorKind("the daemon does not answer", EXIT_FAILURE),
     }

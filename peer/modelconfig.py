@@ -25,6 +25,8 @@ BYTES_PER_PARAMETER: Final = 50
 """Parameters 4, gradient 4, Adam 8, anchors in the learner 4, three shared regions 12, and in the
 daemon reference, residual, anchor and momentum 16: 48, and a little for what is in flight."""
 FLOAT_BYTES: Final = 4
+NORM_EPSILON: Final = 1e-5
+"""Added to the mean square in each RMSNorm, as in the published Llama models from 2 on."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

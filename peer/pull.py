@@ -22,8 +22,11 @@ import numpy as np
 
 from dugnad.averaging.codecs import COMMIT_CODECS
 from dugnad.averaging.formats import (
+    DIGEST_BYTES,
+    FRAGMENTS_MAX,
     CommitRecord,
     Header,
+    HeadRow,
     commit_fault,
     header_digest,
     inputs_root,
@@ -40,6 +43,7 @@ from dugnad.peer.transferwire import (
     COMMITS_BYTES_MAX,
     COMMITS_MAX,
     DONORS_AT_ONCE,
+    HEADS_BYTES_MAX,
     IDLE_S,
     OPEN_S,
     PATIENCE_S,
@@ -50,6 +54,7 @@ from dugnad.peer.transferwire import (
     Answer,
     Blame,
     GetCommits,
+    GetHeads,
     GetLeaves,
     GetManifest,
     GetPieces,
@@ -125,6 +130,10 @@ class Puller:
         """A shard of the text with that hash. To share the work, vary the order of `peers`."""
         check = partial(_with_hash, sha256)
         return await self._ask(peers, GetShard(number), SHARD_BYTES, check)
+
+    async def heads(self, peers: Sequence[PeerId]) -> tuple[HeadRow, ...]:
+        """The heads that the first of `peers` to answer stands at: its word, nothing more."""
+        return await self._ask(peers, GetHeads(), HEADS_BYTES_MAX, _head_rows)
 
     async def commits(
         self, peers: Sequence[PeerId], fragment: int, digest: bytes, count: int
@@ -437,6 +446,17 @@ def _with_hash(sha256: bytes, data: bytes) -> bytes:
     if hashlib.sha256(data).digest() != sha256:
         raise Refusal(f"{len(data)} bytes with another SHA-256 than asked for")
     return data
+
+
+def _head_rows(data: bytes) -> tuple[HeadRow, ...]:
+    """The heads in `data`, each with a digest of the proper length."""
+    try:
+        rows: tuple[HeadRow, ...] = decode(data, tuple[HeadRow, ...], HEADS_BYTES_MAX)
+    except RecordError as fault:
+        raise Refusal(fault.reason) from None
+    if len(rows) > FRAGMENTS_MAX or any(len(row.digest) != DIGEST_BYTES for row in rows):
+        raise Refusal("heads that no peer can have")
+    return rows
 
 
 def _chain(run: RunId | None, request: GetCommits, data: bytes) -> tuple[CommitRecord, ...]:

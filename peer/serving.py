@@ -26,6 +26,11 @@ class Serving:
         """The manifest as the run id names it."""
         return self._manifest
 
+    def heads(self) -> tuple[fm.HeadRow, ...]:
+        """The heads of all fragments, those of version 0 included."""
+        heads = [shell.core.head for shell in self.daemon.averager.fragments]
+        return tuple(fm.HeadRow(p, head.version, head.digest) for p, head in enumerate(heads))
+
     def commit(self, fragment: int, digest: bytes) -> Commit | None:
         """A commit's payload."""
         return self.daemon.averager.commit(fragment, digest)

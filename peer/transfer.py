@@ -16,6 +16,7 @@ from dugnad.averaging.codecs import CODECS
 from dugnad.averaging.formats import (
     CommitRecord,
     Contribution,
+    HeadRow,
     UnitPiece,
     contribution_fault,
     pieces_root,
@@ -45,6 +46,7 @@ from dugnad.peer.transferwire import (
     SENDING_PER_PEER_BYTES_MAX,
     Gate,
     GetCommits,
+    GetHeads,
     GetLeaves,
     GetManifest,
     GetPieces,
@@ -212,12 +214,16 @@ def _payload_root(payload: bytes, codec: str) -> bytes:
 class Donor(Protocol):
     """What a peer holds and gives to others. No method raises; None or nothing: not here.
 
-    The first three are called on the event loop and must answer at once; the others may read the
+    The first four are called on the event loop and must answer at once; the others may read the
     disk and are called in threads.
     """
 
     def manifest(self) -> bytes | None:
         """The encoded manifest of the run."""
+        ...
+
+    def heads(self) -> tuple[HeadRow, ...]:
+        """The heads of all fragments."""
         ...
 
     def commit(self, fragment: int, digest: bytes) -> Commit | None:
@@ -284,6 +290,8 @@ class PullServer:
         match request:
             case GetManifest(run):
                 found = self._donor.manifest() if run == self._run else None
+            case GetHeads():
+                found = encode(self._donor.heads())
             case GetLeaves():
                 found = b"".join(self._leaves(request)[0])
             case GetPieces():

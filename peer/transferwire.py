@@ -65,6 +65,8 @@ OFFER_BYTES_MAX: Final = 256 << 10
 REQUEST_BYTES_MAX: Final = 256
 ANSWER_BYTES_MAX: Final = 1024
 REASON_CHARS_MAX: Final = 200
+HEADS_BYTES_MAX: Final = 64 * FRAGMENTS_MAX
+"""A head is at most 48 bytes."""
 PIECES_BYTES_MAX: Final = 1 << 20
 """Bytes of leaves in one answer: four leaves of float32, sixteen of int8."""
 COMMITS_BYTES_MAX: Final = MESSAGE_BYTES_MAX
@@ -154,7 +156,11 @@ class GetCommits(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     count: Annotated[int, msgspec.Meta(ge=1, le=COMMITS_MAX)]
 
 
-Request = GetManifest | GetLeaves | GetPieces | GetShard | GetCommits
+class GetHeads(msgspec.Struct, frozen=True, array_like=True, tag="h"):
+    """Ask for the heads of all fragments, as `HeadRow`s ascending by fragment."""
+
+
+Request = GetManifest | GetLeaves | GetPieces | GetShard | GetCommits | GetHeads
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="h"):

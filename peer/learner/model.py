@@ -4,15 +4,11 @@ Pre-norm RMSNorm, rotary positions (the rotate-half convention), SwiGLU, no bias
 head. Module names give the tensor names of `ModelConfig.tensor_specs`.
 """
 
-from typing import Final
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dugnad.peer.modelconfig import ModelConfig
-
-NORM_EPSILON: Final = 1e-5
+from dugnad.peer.modelconfig import NORM_EPSILON, ModelConfig
 
 
 class Norm(nn.Module):

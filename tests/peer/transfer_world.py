@@ -14,6 +14,7 @@ from dugnad.averaging.formats import (
     CommitRecord,
     Contribution,
     Header,
+    HeadRow,
     UnitPiece,
     header_digest,
     inputs_root,
@@ -175,6 +176,12 @@ class Shelf:
 
     def manifest(self) -> bytes | None:
         return self.text
+
+    def heads(self) -> tuple[HeadRow, ...]:
+        return tuple(
+            HeadRow(fragment, one.header.version, digest)
+            for (fragment, digest), one in sorted(self.held.items())
+        )
 
     def commit(self, fragment: int, digest: bytes) -> Commit | None:
         self.asked += 1
