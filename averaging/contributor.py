@@ -146,7 +146,7 @@ class Contributor:
         wanted = due and self.last_base != view.head.digest
         if view.leaving:
             wanted = not self.final_made
-        if not wanted or not self.ready or self.making is not None:
+        if not wanted or not self.ready or self.making is not None or view.ended():
             return
         in_flight = sum(1 for own in self.own.values() if own.share == 0.0)
         if len(self.open()) >= IN_FLIGHT_MAX and in_flight >= IN_FLIGHT_MAX and not view.leaving:
@@ -190,7 +190,8 @@ class Contributor:
         """Whether everything that can still be listed is in somebody else's hands."""
         if not any(self.view.live.values()):  # nobody to hand it to: merged here, or kept
             return self.making is None and not self.open()
-        if self.making is not None or (self.view.leaving and self.ready and not self.final_made):
+        unmade = self.view.leaving and self.ready and not self.final_made
+        if self.making is not None or (unmade and not self.view.ended()):
             return False
         return all(self._taken(self.own[seq]) for seq in self.open())
 
@@ -206,7 +207,8 @@ class Contributor:
         """When :meth:`act` may have something new to do without any event."""
         view, times = self.view, []
         home = view.current_home()
-        if self.ready and self.making is None and self.last_base != view.head.digest:
+        idle = self.ready and self.making is None and not view.ended()
+        if idle and self.last_base != view.head.digest:
             times.append(max(view.due_at, self.ask_at, view.quiet_until))
         for seq in self.open():
             own = self.own[seq]

@@ -49,6 +49,7 @@ SEQS_KEPT_MS: Final = 7 * 24 * 3600 * 1000
 by then (staleness ends that after S versions), and the table must not grow with every visitor."""
 ROWS_MAX: Final = 1 << 16
 """Rows of a checkpoint's table: every key that contributed in a week."""
+ENDED: Final = "the run has reached its token budget: nothing is listed any more"
 RECENT_VERSIONS: Final = 32
 """Versions below the head whose commits are forgotten last: forks that may still win."""
 
@@ -70,6 +71,8 @@ class LineageRules:
     genesis_time_ms: int
     sequence_tokens: int
     """Tokens of one sequence: what the pieces of a contribution are worth."""
+    token_budget: int = 0
+    """The first version whose token total reaches this is a lineage's last; 0: there is none."""
 
 
 @dataclass(slots=True)
@@ -114,6 +117,14 @@ class Lineage:
         """The node called ``digest``, if it is known."""
         return self.nodes.get(digest)
 
+    def final(self, node: Node) -> bool:
+        """Whether ``node`` is the last version of its lineage: nothing may follow it.
+
+        The first version that reaches the budget, since none is built on such a one. It follows
+        from the lineage alone, so all peers that stand at a head agree whether it has ended.
+        """
+        return 0 < self.rules.token_budget <= node.tokens_total
+
     def judge(self, record: CommitRecord, wall_ms: int) -> str:
         """Why ``record`` cannot extend what is known, or '' when it can. Signatures excluded."""
         header = record.header
@@ -125,6 +136,8 @@ class Lineage:
             return "it belongs to another run or fragment"
         if header.kind != "merge":
             return f"commits of kind {header.kind!r} are not read by this version"
+        if self.final(parent):
+            return "its parent has reached the token budget and is the last version"
         if header.version != parent.version + 1:
             return "its version does not follow its parent's"
         if header.time_ms < parent.time_ms + rules.merge_floor_ms:
@@ -163,6 +176,8 @@ class Lineage:
     def judge_contribution(self, c: Contribution, parent: Node, *, fresh_seq: bool) -> str:
         """Why ``c`` cannot be listed in the commit after ``parent``, or ''."""
         version = parent.version + 1
+        if self.final(parent):
+            return ENDED
         if c.fragment != self.rules.fragment:
             return "it is of another fragment"
         if c.base >= version:
@@ -263,6 +278,9 @@ class Lineage:
             return "its last-seq table does not match the header"
         if header.inputs_root != inputs_root(run, point.commit.inputs):
             return "its inputs do not match their root"
+        parent_total = header.tokens_total - sum(i.contribution.tokens for i in point.commit.inputs)
+        if 0 < self.rules.token_budget <= parent_total:  # the least that it can have been
+            return "its parent had reached the token budget already"
         return _rows_fault(point)
 
     def add_checkpoint(self, point: Checkpoint, digest: bytes) -> Node:
@@ -395,8 +413,9 @@ class Lineage:
         """Which share of a contribution made on version ``base`` goes back to its maker (rule 8).
 
         0 while it may still be listed on ``head``'s chain, 1 - clip once it is, 1 once it cannot
-        be. Where the chain down to ``base`` is not known, the last-seq table decides, and what it
-        leaves open counts as listed: late is allowed, twice is not.
+        be (nothing follows a final head). Where the chain down to ``base`` is not known, the
+        last-seq table decides, and what it leaves open counts as listed: late is allowed, twice
+        is not.
         """
         one = self.listing(head, key)
         if one is not None:
@@ -405,7 +424,8 @@ class Lineage:
         passed = row is not None and row.seq >= key[1]
         if self.oldest_known(head) > base + 1 and passed:
             return 0.0
-        return 1.0 if passed or head.version >= base + self.rules.staleness else 0.0
+        closed = head.version >= base + self.rules.staleness or self.final(head)
+        return 1.0 if passed or closed else 0.0
 
     def oldest_known(self, head: Node) -> int:
         """The oldest version from which ``head``'s chain is known without a gap."""

@@ -63,6 +63,7 @@ def lineage_rules(manifest: Manifest, run: RunId, p: int) -> LineageRules:
         genesis_theta_root=manifest.v0_roots[p],
         genesis_time_ms=manifest.created_ms,
         sequence_tokens=manifest.data.context,
+        token_budget=manifest.token_budget,
     )
 
 

@@ -25,6 +25,7 @@ from dugnad.peer.config import usable_cores
 from dugnad.peer.exchangeports import LearnerAway
 from dugnad.peer.learner.process import LearnerGone
 from dugnad.peer.probe import Probe, ProbeError, cached, measure
+from dugnad.peer.runend import RunEnd
 from dugnad.peer.store import StoreError
 from dugnad.peer.training import flat
 from dugnad.peer.units import Interval, Participants, SwarmSpeed
@@ -73,6 +74,7 @@ class Vitals:
         self.anchor_loss: float | None = None
         self.anchor_losses: deque[tuple[int, float]] = deque(maxlen=1024)
         self.synced = False
+        self.end = RunEnd(daemon)
         self.interval_s = 0.0
         self.longest_gap_s = 0.0
         self.heard: dict[PeerId, dict[int, int]] = {}
@@ -84,6 +86,7 @@ class Vitals:
         self._roster_changed = True
         self._members: bytes = b""
         self._evaluating = False
+        self._evaluated: tuple[bytes, ...] = ()
         self._probed = False
         self._shard = daemon.identity.peer[0] % SHARDS
         self._next["book"] = clock.now() + 5.0
@@ -107,11 +110,19 @@ class Vitals:
         self._participants(now)
         if not self.synced:
             self._check_synced(now)
+        if self.synced:
+            self.end.look()
         if self._due("heads", HEADS_S, now):
             self._compare_heads()
         if self._due("advert", ADVERT_S, now):
             self._advertise()
-        if self.synced and self._due("evaluate", EVALUATE_S, now) and not self._evaluating:
+        fresh = self._evaluated != self._standing()
+        if (
+            self.synced
+            and fresh
+            and self._due("evaluate", EVALUATE_S, now)
+            and not self._evaluating
+        ):
             daemon.own(self._evaluate(), "evaluate")
         if self._due("remember", REMEMBER_S, now):
             self.remember_peers()
@@ -286,6 +297,8 @@ class Vitals:
         if daemon.ledger.lacking and live and waited < 2 * JOIN_ALONE_S:
             return
         self.synced = True
+        if self.end.all_ended():
+            return  # a newcomer to a run that is over trains nothing
         daemon.state, daemon.reason = "training", ""
         daemon.training.enable()
         daemon.note("sync", f"level with the swarm after {waited:.1f} s; training")
@@ -347,6 +360,10 @@ class Vitals:
         everything = [gap for gaps in self._gaps for gap in gaps]
         self.interval_s = median(everything)
 
+    def _standing(self) -> tuple[bytes, ...]:
+        """The roots of the anchors: equal ones need not be scored again."""
+        return tuple(state.theta_root for state in self.daemon.averager.anchors())
+
     async def _evaluate(self) -> None:
         """Score the anchors on held-out text."""
         daemon = self.daemon
@@ -354,7 +371,7 @@ class Vitals:
         held_out = range(data.held_out_start, data.sequences)
         count = min(EVALUATE_SEQUENCES, len(held_out))
         numbers = [held_out[i * len(held_out) // count] for i in range(count)]
-        self._evaluating = True
+        self._evaluating, standing = True, self._standing()
         try:
             anchors = flat([state.theta for state in daemon.averager.anchors()])
             loss = await daemon.training.trainer.evaluate(anchors, numbers)
@@ -362,7 +379,7 @@ class Vitals:
             return
         finally:
             self._evaluating = False
-        self.anchor_loss = loss
+        self.anchor_loss, self._evaluated = loss, standing
         self.anchor_losses.append((self.swarm_tokens, loss))
 
     def residual_share(self) -> float:

@@ -50,6 +50,7 @@ class WorldSettings:
     staleness: int = 2
     horizon: int = 4
     member_versions: int = 8
+    token_budget: int = 0
     weather: Weather = Weather()
 
     def lineage(self, fragment: int, theta_root: bytes) -> LineageRules:
@@ -64,4 +65,5 @@ class WorldSettings:
             genesis_theta_root=theta_root,
             genesis_time_ms=int(WALL_START_S * 1000) - 60_000,
             sequence_tokens=SEQUENCE_TOKENS,
+            token_budget=self.token_budget,
         )

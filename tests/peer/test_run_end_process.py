@@ -1,0 +1,112 @@
+"""The end of a run with real processes: peers stop and say so, and its model leaves as files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dugnad.peer.client import Client
+from dugnad.peer.errors import UserError
+from dugnad.peer.paths import Home
+
+from .processes import run_file, wait_for  # noqa: TID252  the tests are no installed package
+
+pytestmark = pytest.mark.slow
+
+BUDGET = 60_000
+"""About five seconds of two capped learners."""
+
+
+class Peers:
+    """Daemons of one test, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def launch(self, *arguments: str) -> int:
+        number = len(self.processes)
+        options = ["--yes", "--listen", "127.0.0.1:0", "--threads", "1", "--cpu-share", "0.3"]
+        with (self.folder / f"log{number}").open("wb") as out:
+            command = [sys.executable, "-m", "dugnad.peer.cli", *arguments, *options]
+            home = ["--home", str(self.folder / f"home{number}")]
+            self.processes.append(subprocess.Popen([*command, *home], stdout=out, stderr=out))
+        return number
+
+    def log(self, number: int) -> str:
+        return (self.folder / f"log{number}").read_text(errors="replace")
+
+    def link(self, number: int) -> str:
+        lines = self.log(number).splitlines()
+        return next((line for line in lines if line.startswith("dugnad:")), "")
+
+    def status(self, number: int) -> Any:  # Any: JSON
+        try:
+            return Client(Home(self.folder / f"home{number}")).get("/v1/status")
+        except UserError:
+            return None
+
+    def finished(self, number: int) -> Any:  # Any: JSON
+        status = self.status(number)
+        return status if status and status["state"] == "finished" else None
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> Iterator[Peers]:
+    """Daemons that are killed at the end, whatever happened."""
+    found = Peers(tmp_path)
+    yield found
+    for process in found.processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def dugnad(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dugnad.peer.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_run_ends_at_its_budget_and_its_model_leaves_as_files(
+    peers: Peers, tmp_path: Path
+) -> None:
+    path = run_file(tmp_path)
+    path.write_text(path.read_text().replace("10_000_000", str(BUDGET)))
+    first = peers.launch("start", str(path))
+    link = wait_for(partial(peers.link, first), 40.0, "the link")
+    second = peers.launch("join", link)
+    ends = [wait_for(partial(peers.finished, one), 90.0, "the end") for one in (first, second)]
+    assert ends[0]["reason"] == f"the run has reached its {BUDGET:,} tokens"
+    assert ends[0]["heads"] == ends[1]["heads"]
+    assert ends[0]["swarm_tokens"] >= BUDGET
+
+    late = peers.launch("join", link)
+    end = wait_for(partial(peers.finished, late), 60.0, "the newcomer's end")
+    assert end["heads"] == ends[0]["heads"], "a newcomer learns the last versions"
+    assert end["tokens"] == 0, "and trains nothing"
+    assert peers.status(first)["versions"] == ends[0]["versions"]
+
+    run = ends[0]["run"]
+    told = dugnad("export", link, str(tmp_path / "seen"), "--home", str(tmp_path / "none"))
+    assert told.returncode == 0, told.stderr
+    kept = dugnad("export", run, str(tmp_path / "kept"), "--home", str(tmp_path / "home1"))
+    assert kept.returncode == 0, kept.stderr
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        pair = [(tmp_path / where / name).read_bytes() for where in ("seen", "kept")]
+        assert pair[0] == pair[1], f"{name} differs between the network and the disk"
+    card = (tmp_path / "seen" / "README.md").read_text()
+    assert "reached its token budget" in card
+    assert card.count("12D3Koo") == 2, "the two that trained are its contributors"
+    assert not (tmp_path / "none").exists(), "an observer leaves nothing behind"
+
+    written = dugnad("sample", "--tokens", "30", "--seed", "3", "--home", str(tmp_path / "home1"))
+    assert written.returncode == 0, written.stderr
+    assert len(written.stdout.encode()) >= 30
+    assert "version" in written.stderr
+    assert peers.processes[first].poll() is None
