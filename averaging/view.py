@@ -65,8 +65,6 @@ class View:
     """When the head's header was first seen."""
     due_at: float = 0.0
     leaving: bool = False
-    stopped: bool = False
-    """The organiser has stopped the run."""
     quiet_until: float = 0.0
     """After a jump of the clock: no duties before the others' heads are known."""
     commit_delay: LearnedDelay = field(
@@ -93,8 +91,8 @@ class View:
         self.out.append(Note(kind, text))
 
     def ended(self) -> bool:
-        """Whether nothing is to be merged any more: the head is final, or the run is stopped."""
-        return self.stopped or self.lineage.final(self.head)
+        """Whether nothing is to be merged any more: the head is the last version."""
+        return self.lineage.final(self.head)
 
     def may_home(self) -> bool:
         """Whether I can take the duty for the version after the head."""

@@ -1,9 +1,9 @@
 """The end of a run at one peer: it stops training when nothing is to be merged any more.
 
-Whether a fragment has ended is decided by the cores: from its lineage alone (the last version is
-the first whose token total reaches the budget of the manifest), or by the organiser's signed stop.
-This only follows what they say: training stops when all fragments have ended, and goes on should a
-heavier lineage that has not ended take over. Export, page and transfers go on.
+Whether a fragment has ended is decided by its core, from the lineage alone: the last version is the
+first whose token total reaches the budget of the manifest. This only follows what the cores say:
+training stops when all fragments have ended, and goes on should a heavier lineage that has not ended
+take over. Export, page and transfers go on.
 """
 
 from __future__ import annotations
