@@ -53,6 +53,9 @@ OutboundOption = Annotated[
     bool | None, typer.Option("--outbound-only", help="Take no connections from others.")
 ]
 
+LinkFileOption = Annotated[
+    str | None, typer.Option(metavar="PATH", help="Write the link there, for `join @PATH`.")
+]
 DashboardOption = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Serve the public page of the run there.")
 ]
@@ -75,6 +78,7 @@ def start(
     name: NameOption = None,
     outbound_only: OutboundOption = None,
     dashboard: DashboardOption = None,
+    link_file: LinkFileOption = None,
 ) -> None:
     """Start a run of your own and be its first peer."""
     if example:
@@ -91,7 +95,7 @@ def start(
 
     place = Home.locate(home)
     flags = _flags(yes, listen, announce, threads, cpu_share, name, outbound_only, dashboard)
-    settings = load_settings(place, flags).settings
+    settings = load_settings(place, {**flags, "link_file": link_file}).settings
     ready = prepare_start(run, place, settings, new=new)
     from dugnad.peer.launch import become_daemon
 
@@ -112,13 +116,15 @@ def join(
     outbound_only: OutboundOption = None,
     dashboard: DashboardOption = None,
 ) -> None:
-    """Lend this machine to a run."""
+    """Lend this machine to a run. `@FILE` waits for a file with the link in it."""
     from dugnad.peer.config import load_settings
+    from dugnad.peer.linkfile import resolve_link
     from dugnad.peer.starting import prepare_join
 
     place = Home.locate(home)
     flags = _flags(yes, listen, announce, threads, cpu_share, name, outbound_only, dashboard)
     settings = load_settings(place, flags).settings
+    link = resolve_link(link)
     ready = prepare_join(link, place, settings)
     from dugnad.peer.launch import become_daemon
 
@@ -128,10 +134,16 @@ def join(
 
 
 @app.command()
-def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def status(
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the exit code.")] = False,
+) -> None:
     """What the daemon is doing, and if it is not training, why. Exit 3: paused, 4: not running."""
     answer = _ask(home, "/v1/status")
-    if as_json:
+    if quiet:
+        pass
+    elif as_json:
         _print_json(answer)
     else:
         from dugnad.peer.render import status_text

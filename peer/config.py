@@ -19,6 +19,8 @@ from dugnad.peer.paths import HOME_VARIABLE, Home, read_bounded
 from dugnad.peer.views import NAME_CHARS_MAX, text_fault
 
 ENVIRONMENT_PREFIX: Final = "DUGNAD_"
+PATH_CHARS_MAX: Final = 1024
+"""Above what the usual systems take for a path in practice."""
 ANNOUNCE_MAX: Final = 8
 """Addresses that an owner may announce by hand; an advert has room for about that many."""
 THREADS_MAX: Final = 1024
@@ -62,6 +64,8 @@ class Settings:
     """Port of the control API on 127.0.0.1; 0 takes a free one."""
     dashboard: Endpoint | None = None
     """Where to serve the public page of the run; None (an empty text) serves none."""
+    link_file: str = ""
+    """A file to write the link into once others can join by it; empty writes none."""
     yes: bool = False
     """Do not ask before the first run."""
 
@@ -267,6 +271,12 @@ def _as_name(raw: object) -> str:
     return raw.strip()
 
 
+def _as_path(raw: object) -> str:
+    if not isinstance(raw, str) or text_fault(raw, PATH_CHARS_MAX):
+        raise ValueError(f"{raw!r} is not a path")
+    return raw
+
+
 def _shown(value: object) -> str:
     if value is None:
         return "-"
@@ -285,6 +295,7 @@ _PARSERS: Final[Mapping[str, Callable[[object], object]]] = {
     "quic": _as_bool,
     "control_port": lambda raw: _as_number(raw, int, 0, _PORT_MAX),
     "dashboard": _as_page,
+    "link_file": _as_path,
     "yes": _as_bool,
 }
 _WANTED: Final[Mapping[str, str]] = {
@@ -297,5 +308,6 @@ _WANTED: Final[Mapping[str, str]] = {
     "quic": "true or false",
     "control_port": f"a port from 0 to {_PORT_MAX}",
     "dashboard": "HOST:PORT, for example 0.0.0.0:8080, or an empty text for no page",
+    "link_file": "the path of a file, or an empty text for none",
     "yes": "true or false",
 }

@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -54,6 +55,7 @@ from dugnad.peer.happenings import REMEMBER, Happenings
 from dugnad.peer.init import initial_parameters
 from dugnad.peer.journal import Journal
 from dugnad.peer.ledger import Ledger
+from dugnad.peer.linkfile import write_link
 from dugnad.peer.manifest import PROTOCOL, Manifest, run_id
 from dugnad.peer.paths import Home
 from dugnad.peer.progress import ProgressLog
@@ -284,6 +286,8 @@ class Daemon:
             link = format_link(self.run_id, (await self.swarm.substrate.addresses())[:3])
             self.report.link = link
             print(link, flush=True)
+            if self.settings.link_file:
+                write_link(Path(self.settings.link_file), link)
             if self.page is not None:
                 self.page.linked(link)
             self.own(bring_up_learner(self), "bring up the learner")
