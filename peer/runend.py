@@ -2,8 +2,8 @@
 
 Whether a fragment has ended is decided by its core, from the lineage alone: the last version is the
 first whose token total reaches the budget of the manifest. This only follows what the cores say:
-training stops when all fragments have ended, and goes on should a heavier lineage that has not ended
-take over. Export, page and transfers go on.
+training stops when all fragments have ended, and goes on should a heavier lineage that has not
+ended take over. Export, page and transfers go on.
 """
 
 from __future__ import annotations
