@@ -109,6 +109,8 @@ class FragmentWorker:
     applied: set[bytes] = field(default_factory=set)
     recent: list[bytes] = field(default_factory=list)
     """The newest commits under the anchor, oldest first: those that a switch may undo."""
+    last_codec: str = ""
+    """Codec of the last hand-in before leaving, where it is not the run's usual one."""
     _made: _Made | None = None
 
     @classmethod
@@ -122,7 +124,8 @@ class FragmentWorker:
 
     def hand_in(self, action: HandIn, theta: Vector, progress: Progress) -> Contribution:
         """Make contribution ``action.seq`` of the learner's parameters; it is not signed yet."""
-        made = self.buffers.hand_in(action.seq, theta, CODECS[self.rules.hand_in_codec])
+        codec = self.last_codec or self.rules.hand_in_codec
+        made = self.buffers.hand_in(action.seq, theta, CODECS[codec])
         contribution = Contribution(
             peer=self.me,
             fragment=self.rules.fragment,
@@ -133,7 +136,7 @@ class FragmentWorker:
             steps=progress.steps,
             speed_class=progress.speed_class,
             eligible=progress.eligible,
-            codec=self.rules.hand_in_codec,
+            codec=codec,
             payload_root=made.payload_root,
             payload_bytes=len(made.payload),
             pieces_root=pieces_root(self.rules.run, progress.pieces),

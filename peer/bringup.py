@@ -22,6 +22,8 @@ FETCH_RETRY_S: Final = 2.0
 
 async def bring_up_learner(daemon: Daemon) -> None:
     """Get the data, start the learner; training begins when the anchors are the swarm's."""
+    daemon.reason = "its owner's limits stand against it"
+    await daemon.steward.free.wait()  # what may not train does not fetch, either
     daemon.state, daemon.reason = "syncing", "fetching the data"
     await _fetch_data(daemon)
     daemon.state, daemon.reason = "measuring", "starting the learner"

@@ -5,7 +5,6 @@ Exit codes: 0 ok, 1 failure, 2 bad input, 3 paused, 4 not running, and one for e
 input; the table is `dugnad.peer.errors.ERRORS`.
 """
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -14,6 +13,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from dugnad.peer import cli_config, cli_doctor, cli_keys, cli_service, cli_steer
+from dugnad.peer.cli_common import HomeOption, JsonOption, ask, print_json
 from dugnad.peer.clock import wall_ms
 from dugnad.peer.errors import (
     EXIT_FAILURE,
@@ -30,11 +31,12 @@ app = typer.Typer(
 )
 identity_app = typer.Typer(no_args_is_help=True, help="The key that is this peer.")
 app.add_typer(identity_app, name="identity")
+app.add_typer(cli_config.app, name="config")
+app.add_typer(cli_service.app, name="service")
+cli_keys.register(identity_app)
+cli_steer.register(app)
+cli_doctor.register(app)
 
-HomeOption = Annotated[
-    Path | None, typer.Option("--home", help="Data folder (default: $DUGNAD_HOME, else your own).")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the first run.")]
 ListenOption = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Where other peers reach this one.")
@@ -55,6 +57,9 @@ OutboundOption = Annotated[
 
 LinkFileOption = Annotated[
     str | None, typer.Option(metavar="PATH", help="Write the link there, for `join @PATH`.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any setting; repeatable.")
 ]
 DashboardOption = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Serve the public page of the run there.")
@@ -79,6 +84,7 @@ def start(
     outbound_only: OutboundOption = None,
     dashboard: DashboardOption = None,
     link_file: LinkFileOption = None,
+    setting: SetOption = None,
 ) -> None:
     """Start a run of your own and be its first peer."""
     if example:
@@ -95,7 +101,8 @@ def start(
 
     place = Home.locate(home)
     flags = _flags(yes, listen, announce, threads, cpu_share, name, outbound_only, dashboard)
-    settings = load_settings(place, {**flags, "link_file": link_file}).settings
+    flags |= {"link_file": link_file, **set_flags(setting)}
+    settings = load_settings(place, flags).settings
     ready = prepare_start(run, place, settings, new=new)
     from dugnad.peer.launch import become_daemon
 
@@ -115,6 +122,7 @@ def join(
     name: NameOption = None,
     outbound_only: OutboundOption = None,
     dashboard: DashboardOption = None,
+    setting: SetOption = None,
 ) -> None:
     """Lend this machine to a run. `@FILE` waits for a file with the link in it."""
     from dugnad.peer.config import load_settings
@@ -123,6 +131,7 @@ def join(
 
     place = Home.locate(home)
     flags = _flags(yes, listen, announce, threads, cpu_share, name, outbound_only, dashboard)
+    flags |= set_flags(setting)
     settings = load_settings(place, flags).settings
     link = resolve_link(link)
     ready = prepare_join(link, place, settings)
@@ -140,11 +149,11 @@ def status(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the exit code.")] = False,
 ) -> None:
     """What the daemon is doing, and if it is not training, why. Exit 3: paused, 4: not running."""
-    answer = _ask(home, "/v1/status")
+    answer = ask(home, "/v1/status")
     if quiet:
         pass
     elif as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         from dugnad.peer.render import status_text
 
@@ -156,7 +165,7 @@ def status(
 @app.command()
 def peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """The peers of the swarm, as this daemon sees them."""
-    answer = _ask(home, "/v1/peers")
+    answer = ask(home, "/v1/peers")
     columns = ("name", "peer", "state", "link", "tokens_per_s", "listed_tokens", "last_seen_s")
     _show(answer, answer, as_json, columns)
 
@@ -166,7 +175,7 @@ def leaderboard(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Who did how much, confirmed by others."""
     from dugnad.peer.leaderboard import board_text, print_board, read_board
 
-    board = read_board(_ask(home, "/v1/leaderboard"))
+    board = read_board(ask(home, "/v1/leaderboard"))
     if as_json:
         print(board_text(board))
     else:
@@ -176,7 +185,7 @@ def leaderboard(home: HomeOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 def units(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """The work units: open, claimed, trained, listed, settled."""
-    answer = _ask(home, "/v1/units")
+    answer = ask(home, "/v1/units")
     if not as_json:
         from dugnad.peer.render import cell
 
@@ -190,7 +199,7 @@ def units(home: HomeOption = None, as_json: JsonOption = False) -> None:
 @app.command("dashboard")
 def dashboard_address(home: HomeOption = None) -> None:
     """Where the daemon serves the public page of the run. Exit 1: it serves none."""
-    address = _ask(home, "/v1/status").get("dashboard", "")
+    address = ask(home, "/v1/status").get("dashboard", "")
     if address:
         print(address)
         return
@@ -314,17 +323,6 @@ def simulate(
 
 
 @app.command()
-def config(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Every setting of the daemon, its value here, and where that comes from."""
-    from dataclasses import asdict
-
-    from dugnad.peer.config import load_settings
-
-    rows = [asdict(row) for row in load_settings(Home.locate(home)).explain()]
-    _show(rows, rows, as_json)
-
-
-@app.command()
 def version() -> None:
     """Versions of the program and of what it speaks."""
     from dugnad.peer.manifest import FORMAT, PROTOCOL
@@ -404,17 +402,28 @@ def _flags(
     }
 
 
-def _ask(home: Path | None, path: str) -> Any:
-    """What the daemon answers; Any: JSON of the shapes in `dugnad.peer.views`."""
-    from dugnad.peer.client import Client
+def set_flags(given: list[str] | None) -> dict[str, object]:
+    """Settings of `--set NAME=VALUE`. UserError E001 for what is none."""
+    from dugnad.peer.config import SETTING_NAMES, nearest
 
-    return Client(Home.locate(home)).get(path)
+    found: dict[str, object] = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or name not in SETTING_NAMES:
+            raise UserError(
+                "E001",
+                f"--set {one}: {name!r} is not a setting{nearest(name, SETTING_NAMES)}",
+                "give NAME=VALUE; `dugnad config` lists the names",
+            )
+        found[name] = value.strip()
+    return found
 
 
 def _show(answer: Any, rows: Any, as_json: bool, columns: Sequence[str] = ()) -> None:
     """Prints JSON, or `rows` as a table. Any: as for `_ask`."""
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
     from dugnad.peer.render import table
 
@@ -433,14 +442,9 @@ def _show_identity(home: Home, as_json: bool) -> None:
         raise identity_error(error) from error
     fields = {"peer": peer_text(peer), "name": name_of(peer), "key": str(home.identity_key)}
     if as_json:
-        _print_json(fields)
+        print_json(fields)
     else:
         print(pairs(list(fields.items())))
-
-
-def _print_json(value: Any) -> None:
-    """Any: whatever JSON can hold."""
-    print(json.dumps(value, indent=2))
 
 
 def _finish(code: int) -> NoReturn:

@@ -7,15 +7,16 @@ where each value came from.
 """
 
 import difflib
-import math
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Final
 
 from dugnad.peer.errors import UserError
+from dugnad.peer.limits import Limits
 from dugnad.peer.paths import HOME_VARIABLE, Home, read_bounded
+from dugnad.peer.settingparse import LIMIT_PARSERS, as_bool, as_number, as_share, numbers_of
 from dugnad.peer.views import NAME_CHARS_MAX, text_fault
 
 ENVIRONMENT_PREFIX: Final = "DUGNAD_"
@@ -26,8 +27,6 @@ ANNOUNCE_MAX: Final = 8
 THREADS_MAX: Final = 1024
 _CONFIG_BYTES_MAX: Final = 1 << 16
 _PORT_MAX: Final = 65535
-_TRUE: Final = frozenset({"1", "true", "yes", "on"})
-_FALSE: Final = frozenset({"0", "false", "no", "off"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +67,50 @@ class Settings:
     """A file to write the link into once others can join by it; empty writes none."""
     yes: bool = False
     """Do not ask before the first run."""
+    cores: str = ""
+    """Cores that the learner is kept on, such as `0,2-3`; empty means any."""
+    gpu: str = "all"
+    """GPUs that may be used: `all`, `none`, or their numbers."""
+    gpu_share: float = 1.0
+    """Share of the time that a GPU may be busy."""
+    gpu_only_when_idle: str = "auto"
+    """Leave the GPU alone while somebody uses the machine; `auto`: where that can be told."""
+    memory_mb: float = 0.0
+    """Memory of daemon and learner together; 0 is a quarter of the machine's, at most 4 GiB."""
+    disk_gb: float = 5.0
+    """Disk that the data folder may take; 0 is no limit."""
+    keep_free_gb: float = 0.0
+    """Disk that stays free; 0 is a tenth of it, at most 10 GB."""
+    upload_mbit: float = 10.0
+    """Upload of bulk data, megabits a second; 0 is no limit."""
+    download_mbit: float = 20.0
+    """Download of bulk data, megabits a second; 0 is no limit."""
+    quota_gb: float = 0.0
+    """Traffic up and down in 30 days; 0 is no limit."""
+    hours: str = ""
+    """Hours of the week in which it may train; empty means always."""
+    only_when_idle: bool = False
+    """Train only when nobody uses the machine."""
+    idle_minutes: float = 3.0
+    """Without keyboard and mouse for so long, nobody uses it."""
+    on_battery: bool = False
+    """Train on battery, too."""
+    cpu_temperature_max: float = 90.0
+    """Pause above so many °C of the processor; 0 is no ceiling."""
+    gpu_temperature_max: float = 85.0
+    """Pause above so many °C of the GPU; 0 is no ceiling."""
+    pause_while: tuple[str, ...] = ()
+    """Pause while one of these programs runs."""
+
+    def gpus(self) -> tuple[int, ...] | None:
+        """Numbers of the GPUs that may be used; None: all."""
+        if self.gpu == "all":
+            return None
+        return () if self.gpu == "none" else numbers_of(self.gpu)
+
+    def limits(self) -> Limits:
+        """The settings that the rules look at."""
+        return Limits(**{field.name: getattr(self, field.name) for field in fields(Limits)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,37 +275,6 @@ def _as_announce(raw: object) -> tuple[str, ...]:
     return tuple(rows)
 
 
-def _as_number(raw: object, kind: type[int] | type[float], low: float, high: float) -> Any:
-    """Any: an int or a float as `kind` says."""
-    if isinstance(raw, bool) or not isinstance(raw, str | int | float):
-        raise ValueError(f"{raw!r} is not a number")
-    try:
-        value = kind(raw)
-    except (ValueError, OverflowError):
-        raise ValueError(f"{raw!r} is not a number of this kind") from None
-    if isinstance(raw, float) and math.isfinite(raw) and value != raw:
-        raise ValueError(f"{raw} is not a whole number")
-    if not low <= value <= high:  # also refuses NaN
-        raise ValueError(f"{raw} is not between {low} and {high}")
-    return value
-
-
-def _as_bool(raw: object) -> bool:
-    if isinstance(raw, bool):
-        return raw
-    word = str(raw).lower()
-    if word in _TRUE | _FALSE:
-        return word in _TRUE
-    raise ValueError(f"{raw!r} is neither true nor false")
-
-
-def _as_share(raw: object) -> float:
-    share: float = _as_number(raw, float, 0.0, 1.0)
-    if share < 0.01:
-        raise ValueError(f"{raw} leaves nothing to train with")
-    return share
-
-
 def _as_name(raw: object) -> str:
     if not isinstance(raw, str):
         raise ValueError(f"{raw!r} is not a text")
@@ -288,16 +300,16 @@ def _shown(value: object) -> str:
 _PARSERS: Final[Mapping[str, Callable[[object], object]]] = {
     "listen": _as_endpoint,
     "announce": _as_announce,
-    "threads": lambda raw: _as_number(raw, int, 0, THREADS_MAX),
-    "cpu_share": _as_share,
+    "threads": lambda raw: as_number(raw, int, 0, THREADS_MAX),
+    "cpu_share": as_share,
     "name": _as_name,
-    "outbound_only": _as_bool,
-    "quic": _as_bool,
-    "control_port": lambda raw: _as_number(raw, int, 0, _PORT_MAX),
+    "outbound_only": as_bool,
+    "quic": as_bool,
+    "control_port": lambda raw: as_number(raw, int, 0, _PORT_MAX),
     "dashboard": _as_page,
     "link_file": _as_path,
-    "yes": _as_bool,
-}
+    "yes": as_bool,
+} | {key: parser for key, (parser, _) in LIMIT_PARSERS.items()}
 _WANTED: Final[Mapping[str, str]] = {
     "listen": "HOST:PORT, for example 0.0.0.0:4001",
     "announce": "multiaddrs separated by commas, for example /ip4/203.0.113.7/tcp/4001",
@@ -310,4 +322,4 @@ _WANTED: Final[Mapping[str, str]] = {
     "dashboard": "HOST:PORT, for example 0.0.0.0:8080, or an empty text for no page",
     "link_file": "the path of a file, or an empty text for none",
     "yes": "true or false",
-}
+} | {key: wanted for key, (_, wanted) in LIMIT_PARSERS.items()}

@@ -15,6 +15,7 @@ from typing import Final
 from dugnad.averaging.codecs import CODECS
 from dugnad.peer.config import Settings, usable_cores
 from dugnad.peer.errors import UserError
+from dugnad.peer.limits import faults
 from dugnad.peer.manifest import Manifest, check_memory, describe, memory_need
 from dugnad.peer.paths import Home
 
@@ -80,6 +81,7 @@ def offer(manifest: Manifest | None, settings: Settings, home: Home) -> list[Row
             ("memory", f"at most what is free: {_size(memory_available())} now"),
             ("disk", f"in {home.root}, {_size(disk_free(home))} free"),
             ("network", "model updates and training text, to and from other volunteers"),
+            *limit_rows(settings),
         ]
     need = memory_need(manifest)
     return [
@@ -88,8 +90,56 @@ def offer(manifest: Manifest | None, settings: Settings, home: Home) -> list[Row
         ("memory", f"{_size(need.total)} of {_size(memory_available())} free"),
         ("disk", f"{_size(disk_need(manifest))} of {_size(disk_free(home))} free, in {home.root}"),
         ("network", _traffic(manifest)),
+        *limit_rows(settings),
         ("to fetch", f"{_size(manifest.data.index.size + 4 * manifest.table.total)} at first"),
     ]
+
+
+def limit_rows(settings: Settings) -> list[Row]:
+    """The limits that hold, in words."""
+    limits = settings.limits()
+    rates = [
+        f"{name} {rate:g} Mbit/s" if rate else f"{name} unlimited"
+        for name, rate in (("up", settings.upload_mbit), ("down", settings.download_mbit))
+    ]
+    quota = [f"{limits.quota_gb:g} GB in 30 days"] if limits.quota_gb else []
+    when = [limits.hours or "at all hours"]
+    when += [f"only after {limits.idle_minutes:g} min without use"] if limits.only_when_idle else []
+    when += ["on battery, too" if limits.on_battery else "not on battery"]
+    when += [f"not while {name} runs" for name in limits.pause_while]
+    ceilings = [
+        f"{name} {degrees:g} °C"
+        for name, degrees in (
+            ("CPU", limits.cpu_temperature_max),
+            ("GPU", limits.gpu_temperature_max),
+        )
+        if degrees
+    ]
+    gpu = (
+        "not used"
+        if settings.gpu == "none"
+        else f"{settings.gpu}, {settings.gpu_share:.0%} of the time"
+    )
+    if settings.gpu != "none" and limits.gpu_only_when_idle != "false":
+        gpu += ", not while somebody uses the machine"
+    return [
+        ("GPU", gpu),
+        ("at most", ", ".join(rates + quota)),
+        ("when", ", ".join(when)),
+        ("not above", ", ".join(ceilings) or "no ceiling"),
+        ("to change", "`dugnad config init`, or --set NAME=VALUE"),
+    ]
+
+
+def check_limits(settings: Settings, home: Home) -> None:
+    """UserError E032 for limits that cannot be kept on this machine, or that leave no time."""
+    from dugnad.peer.readings import senses
+
+    wrong = faults(settings.limits(), senses(home.root))
+    if wrong:
+        raise UserError(
+            "E032", "; ".join(wrong), "change them in config.toml; `dugnad config` shows each"
+        )
 
 
 def agree(rows: Sequence[Row], *, yes: bool, ask: Callable[[str], str] | None = None) -> None:

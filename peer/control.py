@@ -12,13 +12,14 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from aiohttp import web
 
 from dugnad.peer.clock import wall_ms
 from dugnad.peer.errors import UserError
+from dugnad.peer.lifecycle import SNOOZE_MS_MAX, Input
 from dugnad.peer.paths import DaemonFile, Home, write_private
 from dugnad.peer.views import EVENTS_PER_REPLY_MAX, DaemonView
 
@@ -37,6 +38,13 @@ class LeaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /v1/leave`."""
 
     drain: bool = False
+
+
+class SteerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/steer`. `seconds` belong to a snooze."""
+
+    wish: Literal["pause", "resume", "snooze", "finish"]
+    seconds: Annotated[float, msgspec.Meta(ge=1.0, le=SNOOZE_MS_MAX / 1000)] = 3600.0
 
 
 class ControlServer:
@@ -99,6 +107,7 @@ class ControlServer:
                 web.get("/v1/units", self._get_units),
                 web.get("/v1/events", self._get_events),
                 web.post("/v1/leave", self._post_leave),
+                web.post("/v1/steer", self._post_steer),
             ]
         )
         return application
@@ -157,6 +166,21 @@ class ControlServer:
             raise web.HTTPBadRequest(text=f"not a leave request: {error}") from None
         self._view.request_leave(asked.drain)
         return _json({"leaving": True, "drain": asked.drain})
+
+    async def _post_steer(self, request: web.Request) -> web.Response:
+        try:
+            asked = msgspec.json.decode(await request.read(), type=SteerRequest)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise web.HTTPBadRequest(text=f"not a wish: {error}") from None
+        until_ms = wall_end(asked.seconds) if asked.wish == "snooze" else 0
+        said = self._view.steer(Input(asked.wish), until_ms)
+        state = self._view.status()
+        return _json({"said": said, "state": state.state, "reason": state.reason})
+
+
+def wall_end(seconds: float) -> int:
+    """The wall clock in so many seconds, milliseconds."""
+    return wall_ms() + round(seconds * 1000)
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -48,6 +48,7 @@ from dugnad.peer.bringup import bring_up_learner
 from dugnad.peer.config import Settings
 from dugnad.peer.control import ControlServer
 from dugnad.peer.corpus import ShardStore
+from dugnad.peer.departure import leave, request_leave
 from dugnad.peer.errors import UserError
 from dugnad.peer.exchangeports import Ports
 from dugnad.peer.failures import as_user_error, no_seed_error, store_error, substrate_error
@@ -62,7 +63,9 @@ from dugnad.peer.progress import ProgressLog
 from dugnad.peer.pull import PullError
 from dugnad.peer.reporting import Report
 from dugnad.peer.serving import Serving
+from dugnad.peer.settingparse import numbers_of
 from dugnad.peer.starting import accept_manifest, folder_locked, identity_error
+from dugnad.peer.steward import Steward
 from dugnad.peer.store import StoreError
 from dugnad.peer.storethread import StoreThread
 from dugnad.peer.swarm import Swarm, SwarmHooks
@@ -75,9 +78,6 @@ if TYPE_CHECKING:  # a daemon without a page does not load it
     from dugnad.peer.publicpage import PublicPage
 
 VERSION: Final = "0.1.0"
-LEAVE_S: Final = 10.0
-"""The last hand-in gets this long (DESIGN.md promise 5; `--drain` waits longer)."""
-DRAIN_S: Final = 300.0
 WRITE_S: Final = 5.0
 """For what is being written when the daemon ends."""
 EXIT_INTERRUPTED: Final = 130
@@ -112,6 +112,7 @@ class Daemon:
         self._tasks: set[asyncio.Task[None]] = set()
         self._main: asyncio.Task[int] | None = None
         self.happenings = Happenings(self)
+        self.steward = Steward(self)
         self.swarm = Swarm(self._substrate_config(start), identity, self._hooks())
         self.manifest: Manifest
         self.run_id: RunId
@@ -173,6 +174,7 @@ class Daemon:
 
     async def _open(self) -> None:
         """Network, manifest, store, and the exchange as the disk left it."""
+        self.steward.limit_rates()
         try:
             reports = await self.swarm.open(self.run_id)
         except SubstrateError as error:
@@ -236,6 +238,7 @@ class Daemon:
             on_ready=self._learner_ready,
             on_claim=self.happenings.claim,
             on_note=self.note,
+            on_failed=lambda why: self.steward.fail(why),
             swarm_tokens=lambda: self.vitals.swarm_tokens,
             references=self._references,
         )
@@ -266,6 +269,10 @@ class Daemon:
             tokens=self.shards.tokens_path,
             threads=self.settings.threads or 1,
             cpu_share=self.settings.cpu_share,
+            gpu_share=self.settings.gpu_share,
+            cores=numbers_of(self.settings.cores),
+            gpus=self.settings.gpus(),
+            device="cpu" if self.settings.gpu == "none" else "auto",
             seed=int.from_bytes(self.identity.peer[:4], "little"),
         )
 
@@ -290,11 +297,12 @@ class Daemon:
                 write_link(Path(self.settings.link_file), link)
             if self.page is not None:
                 self.page.linked(link)
+            self.own(self.steward.run(), "steward")
             self.own(bring_up_learner(self), "bring up the learner")
             self.own(self.vitals.run(), "vitals")
             await self.leaving.wait()
             if not self.forced:
-                await self._leave()
+                await leave(self)
         finally:
             await control.close()
 
@@ -405,33 +413,19 @@ class Daemon:
 
     # -- leaving -------------------------------------------------------------------------------
 
-    def request_leave(self, drain: bool) -> None:
-        """Start to leave; a second request goes at once, and so does one before the beginning."""
-        if not hasattr(self, "averager"):
-            assert self._main is not None, "nobody can ask before the daemon runs"
-            self._main.cancel()  # nothing was learned yet
-            return
-        if self.leaving.is_set():
-            self.forced = True
-            self.averager.handed_over.set()
-        self.drain = self.drain or drain
-        self.leaving.set()
+    @property
+    def takes_part(self) -> bool:
+        """Whether there is something to hand in: before, leaving is stopping."""
+        return hasattr(self, "report")
 
-    async def _leave(self) -> None:
-        """Hand in what there is, tell the others, and say what could not be sent."""
-        self.state, self.reason = "leaving", "handing in what was learned"
-        self.vitals.remember_peers()
-        self.training.disable()
-        limit = DRAIN_S if self.drain else LEAVE_S
-        if self.training.ready is not None:
-            self.averager.feed_all(ev.LeaveNow())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.averager.handed_over.wait(), limit)
-        share = self.vitals.residual_share()
-        text = f"{share:.1%} of the last progress could not be sent"
-        self.note("leave", text, share=share)
-        print(f"left the swarm; {text}", flush=True)
-        await self.swarm.leave()
+    def cancel(self) -> None:
+        """Stop before it takes part."""
+        assert self._main is not None, "nobody can ask before the daemon runs"
+        self._main.cancel()
+
+    def request_leave(self, drain: bool) -> None:
+        """Start to leave; a second request goes at once."""
+        request_leave(self, drain)
 
     async def _shut_down(self) -> None:
         """End every part; nothing is left running."""

@@ -119,6 +119,7 @@ class DemoPeer:
         self.launched_at = time.monotonic()
         arguments = [command, argument, "--yes", "--home", str(self.home.root)]
         arguments += ["--listen", "127.0.0.1:0", "--threads", "1", "--cpu-share", f"{cpu_share}"]
+        arguments += ["--set", "upload_mbit=0", "--set", "download_mbit=0"]  # loopback is no line
         with self.log.open("wb") as log:
             starting = asyncio.create_task(self._exec(arguments, log))
             try:

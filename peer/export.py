@@ -30,7 +30,7 @@ _EXPORT_FILES: Final = {CARD, CONFIG, TENSORS}
 def export(source: str, folder: Path, home: Home, *, force: bool = False) -> int:
     """Write the model of ``source`` (a link, or a run of ``home``) to ``folder``; the exit status.
 
-    UserError: E013 a bad link, E014 to E016 the network, E032 no such run, E033 the folder exists.
+    UserError: E013 a bad link, E014 to E016 the network, E042 no such run, E043 the folder exists.
     """
     folder = folder.absolute()
     check_target(folder, force=force)  # before anything is fetched
@@ -39,7 +39,7 @@ def export(source: str, folder: Path, home: Home, *, force: bool = False) -> int
         files = layout_files(snapshot.manifest, snapshot.theta)
     except ValueError as error:
         raise UserError(
-            "E034", str(error), "export another version, or from another peer"
+            "E044", str(error), "export another version, or from another peer"
         ) from error
     write_export(folder, {**files, CARD: model_card(snapshot)}, force=force)
     size = sum(map(len, files.values()))
@@ -69,14 +69,14 @@ def describe_snapshot(snapshot: Snapshot) -> str:
 
 
 def check_target(folder: Path, *, force: bool) -> None:
-    """UserError E033 unless nothing is there, or with ``force`` an export that may be replaced."""
+    """UserError E043 unless nothing is there, or with ``force`` an export that may be replaced."""
     if not os.path.lexists(folder):
         return
     if not force:
-        raise UserError("E033", f"{folder} exists", "choose a new folder, or add --force")
+        raise UserError("E043", f"{folder} exists", "choose a new folder, or add --force")
     if not folder.is_dir() or folder.is_symlink() or not _is_export(folder):
         raise UserError(
-            "E033",
+            "E043",
             f"{folder} is not a folder that an export made, so --force does not replace it",
             "choose another folder",
         )
@@ -88,7 +88,7 @@ def _is_export(folder: Path) -> bool:
 
 
 def write_export(folder: Path, files: Mapping[str, bytes], *, force: bool) -> None:
-    """Put all ``files`` into ``folder`` in one step. UserError E017, E026 or E033."""
+    """Put all ``files`` into ``folder`` in one step. UserError E017, E026 or E043."""
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     old = folder.with_name(f".{folder.name}.{os.getpid()}.replaced")
     try:

@@ -51,7 +51,7 @@ Chains = dict[int, list[tuple[bytes, CommitRecord]]]
 def find_run(home: Home, text: str) -> RunId:
     """The run of ``home`` that ``text`` names: an id, the beginning of one, or the run's name.
 
-    UserError E032 when there is none, or more than one.
+    UserError E042 when there is none, or more than one.
     """
     known = home.known_runs()
     found = [run for run in known if text and run_text(run).startswith(text.lower())]
@@ -61,18 +61,18 @@ def find_run(home: Home, text: str) -> RunId:
         return found[0]
     rows = ", ".join(f"{run_text(run)} ({_name(home, run) or 'no manifest'})" for run in known)
     raise UserError(
-        "E032",
+        "E042",
         f"{text!r} names {len(found) or 'none'} of the runs in {home.root}",
         f"give the id of one of them: {rows}" if rows else "give a link, or another --home",
     )
 
 
 def newest_run(home: Home) -> RunId:
-    """The run of ``home`` that was written to last. UserError E032 when it holds none."""
+    """The run of ``home`` that was written to last. UserError E042 when it holds none."""
     runs = home.known_runs()
     if not runs:
         raise UserError(
-            "E032", f"there is no run in {home.root}", "join one, or give another --home"
+            "E042", f"there is no run in {home.root}", "join one, or give another --home"
         )
     return max(runs, key=lambda run: _written(home.run(run).state))
 

@@ -61,6 +61,9 @@ def own_state(daemon: Daemon) -> tuple[str, str]:
     state, reason = daemon.report.state()
     if state == "error":
         return state, "its learner stopped; its owner sees why"
+    for private in ("pause_while", "only_when_idle", "gpu_only_when_idle", "failures"):
+        if reason.startswith(private):  # what its owner does is nobody's business
+            return state, private
     return state, without_addresses(reason)
 
 

@@ -112,6 +112,16 @@ class Home:
         return self.root / "peers.json"
 
     @property
+    def life_file(self) -> Path:
+        """What the owner asked for last, where it outlives the daemon."""
+        return self.root / "life.json"
+
+    @property
+    def usage_file(self) -> Path:
+        """Traffic by day."""
+        return self.root / "usage.json"
+
+    @property
     def probe_cache(self) -> Path:
         """What the capability probe measured on this machine."""
         return self.root / "probe.json"

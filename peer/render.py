@@ -89,6 +89,7 @@ def status_text(status: Row) -> str:
         ("versions", cell(status["versions"])),
         ("units", cell(status["units"]) or "-"),
         ("network", f"{_mega(status['bytes_sent'])} up, {_mega(status['bytes_received'])} down"),
+        ("this month", f"{_mega(status.get('quota_used', 0))} up and down in 30 days"),
         ("up", f"{_seconds(status['uptime_s'])}, process {status['pid']}"),
         ("version", cell(status["version"])),
         ("link", printable(str(status["link"]), 1000)),

@@ -12,6 +12,8 @@ from dugnad.dht.advert import Advert
 from dugnad.dht.ids import PeerId, name_of, peer_text, run_text
 from dugnad.peer import clock
 from dugnad.peer.leaderboard import board_view
+from dugnad.peer.lifecycle import Input, State
+from dugnad.peer.limits import QUOTA_DAYS
 from dugnad.peer.views import EventRow, PeerRow, Status, printable
 
 if TYPE_CHECKING:
@@ -78,12 +80,19 @@ class Report:
             codec=daemon.manifest.exchange.hand_in_codec,
             last_takeover_s=vitals.last_takeover_s,
             join_to_listed_s=vitals.join_to_listed_s,
+            clock_offset_s=vitals.clock_offset_s,
+            reachable=self._reachable(),
+            quota_used=daemon.steward.usage.within(QUOTA_DAYS, clock.wall_ms()),
             dashboard=daemon.page.address if daemon.page is not None else "",
         )
 
     def state(self) -> tuple[str, str]:
         """One word, and why it is not training ('' when it is)."""
         daemon = self.daemon
+        if daemon.steward.life.stays and (why := daemon.steward.reason()):
+            return "paused", why
+        if daemon.steward.life.state is State.FINISHING:
+            return "finishing", "its owner asked it to; it takes no new work"
         if daemon.state == "training":
             if daemon.training.fault:
                 return "error", daemon.training.fault
@@ -92,6 +101,14 @@ class Report:
             if daemon.training.idle and not daemon.training.trainer.outstanding:
                 return "idle", "there is no open work"
         return daemon.state, daemon.reason
+
+    def _reachable(self) -> str:
+        """As others see it: a stream that a peer opened to us is proof."""
+        daemon = self.daemon
+        if daemon.settings.outbound_only:
+            return "outbound"
+        advert = self._advert(daemon.identity.peer)
+        return advert.reachable if advert is not None else "unknown"
 
     def _advert(self, peer: PeerId) -> Advert | None:
         roster = self.daemon.swarm.roster
@@ -151,3 +168,7 @@ class Report:
     def request_leave(self, drain: bool) -> None:
         """Start to leave."""
         self.daemon.request_leave(drain)
+
+    def steer(self, given: Input, until_ms: int = 0) -> str:
+        """Do what its owner says; the answer."""
+        return self.daemon.steward.say(given, until_ms=until_ms)

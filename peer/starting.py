@@ -18,7 +18,7 @@ from dugnad.dht.ids import RunId, run_text
 from dugnad.dht.link import Link, LinkError, parse_link
 from dugnad.peer.clock import wall_ms
 from dugnad.peer.config import Settings
-from dugnad.peer.consent import agree, check_machine, memory_available, offer
+from dugnad.peer.consent import agree, check_limits, check_machine, memory_available, offer
 from dugnad.peer.corpus import Corpus, CorpusError, ShardStore, build_corpus
 from dugnad.peer.errors import UserError
 from dugnad.peer.manifest import (
@@ -64,6 +64,7 @@ def prepare_start(run_path: Path, home: Home, settings: Settings, *, new: bool =
     run_file = load_run_file(run_path)
     folder = data_folder(run_file, run_path)
     check_memory(memory_need_of(run_file.model.config()), memory_available())
+    check_limits(settings, home)
     identity = open_home(home)
     corpus = _read_corpus(SOTU if folder is None else str(folder))
     manifest = build_manifest(run_file, identity, corpus.index, created_ms=wall_ms())
@@ -96,6 +97,7 @@ def prepare_join(link_text: str, home: Home, settings: Settings) -> Ready:
         link = parse_link(link_text)
     except LinkError as error:
         raise UserError("E013", error.reason, error.fix) from error
+    check_limits(settings, home)
     identity = open_home(home)
     manifest = stored_manifest(link.run, home)
     if manifest is None:

@@ -92,6 +92,10 @@ class LearnerPlan:
     dtype: DtypeChoice = "auto"
     micro_batch: int = 0
     cpu_share: float = 1.0
+    gpu_share: float = 1.0
+    cores: tuple[int, ...] = ()
+    gpus: tuple[int, ...] | None = None
+    """GPUs that it may see, by number; None: all."""
     seed: int = 0
 
 
@@ -179,7 +183,8 @@ class Trainer:
         fds = RegionFds(regions.out.fd, regions.inward.fd, regions.anchor.fd)
         with self.plan.tokens.open("rb") as tokens:
             inherited = (tokens.fileno(), fds.out, fds.inward, fds.anchor)
-            await process.launch(inherited, self.plan.threads)
+            plan = self.plan
+            await process.launch(inherited, plan.threads, plan.cores, plan.gpus)
             self._process = process
             started = False
             try:
@@ -265,6 +270,11 @@ class Trainer:
         """Use this many sequences at a time from the next step on."""
         self._send(SetMicroBatch(sequences))
 
+    def shrink(self, sequences: int) -> None:
+        """Use so many sequences at a time, from now on and for every later learner."""
+        self.plan = replace(self.plan, micro_batch=sequences)
+        self.set_micro_batch(sequences)
+
     def set_cpu_share(self, share: float) -> None:
         """Cap the learner at this share of its threads' time, above 0 and at most 1."""
         self._send(SetCpuShare(share))
@@ -302,6 +312,7 @@ class Trainer:
             dtype=plan.dtype,
             micro_batch=plan.micro_batch,
             cpu_share=plan.cpu_share,
+            gpu_share=plan.gpu_share,
             seed=plan.seed,
             first_step=self.step,
         )

@@ -7,6 +7,7 @@ Joins three things: the trainer (the process), the units core (what to train) an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -41,6 +42,8 @@ RATE_SHARE: Final = 0.3
 """Weight of the newest window in the moving average."""
 FAILURES_MAX: Final = 5
 """Deaths in a row after which the learner stays down and the reason is shown."""
+RESTART_PAUSE_S: Final = 1.0
+"""Between attempts to start it again, times the failures so far: memory may be back by then."""
 LOSS_SHARE: Final = 0.05
 """Weight of the newest step in the shown training loss."""
 IDLE_RETRY_S: Final = 1.0
@@ -55,6 +58,8 @@ class TrainingHooks:
     on_claim: Callable[[Claim], None]
     on_note: Callable[[str, str], None]
     swarm_tokens: Callable[[], int]
+    on_failed: Callable[[str], None]
+    """The learner died FAILURES_MAX times in a row and stays down."""
     references: Callable[[], Vector]
     """The flat parameters from which a new learner starts: every fragment's reference."""
 
@@ -80,6 +85,7 @@ class Training:
         self.eligible = eligible
         self.ready: Ready | None = None
         self.enabled = False
+        self.held = False
         self.stopping = False
         self.fault = ""
         self.failures = 0
@@ -110,6 +116,7 @@ class Training:
         finally:
             self._starting = False
         self.ready = ready
+        self._keep_held()
         if not self.tokens_per_s:
             self._rate(ready.tokens_per_s)
         self._window = (self.clock(), self.tokens)
@@ -126,6 +133,46 @@ class Training:
     def disable(self) -> None:
         """Give no more work; what the learner has in hand it finishes."""
         self.enabled = False
+
+    def hold(self) -> None:
+        """Train no further than the step under way, until `release`; copying and adding go on."""
+        self.held = True
+        with contextlib.suppress(LearnerGone):
+            self.trainer.pause()
+
+    def release(self) -> None:
+        """Undo `hold`."""
+        self.held = False
+        with contextlib.suppress(LearnerGone):
+            self.trainer.resume()
+        self._window = (self.clock(), self.tokens)
+        self._top_up()
+
+    async def unload(self) -> None:
+        """End the learner and give its memory back, until `revive`. What was not handed in is
+        lost."""
+        if self.ready is None:
+            return
+        self.ready = None
+        self.hooks.on_ready(False)
+        lost = (*self.units.outstanding(), *self.log.abandon())
+        self.units.handle(Abandoned(lost), self.clock())
+        await self.trainer.stop()
+
+    def revive(self) -> None:
+        """Forget the deaths, and start a learner that stays down again."""
+        self.failures, self.fault = 0, ""
+        if self.ready is None and not self._starting and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._restart(), name="revive")
+
+    def shrink(self) -> int:
+        """Use half as many sequences at a time, to need less memory; the number, 0: no fewer
+        can be."""
+        known = self.trainer.plan.micro_batch or (self.ready.micro_batch if self.ready else 1)
+        if self.ready is None or known <= 1:
+            return 0
+        self.trainer.shrink(known // 2)
+        return known // 2
 
     async def stop(self) -> None:
         """End the learner for good."""
@@ -229,17 +276,39 @@ class Training:
         self.hooks.on_ready(False)
         if self.stopping or not was_ready:
             return
-        self.failures += 1
         lost = (*self.units.outstanding(), *self.log.abandon())
         self.units.handle(Abandoned(lost), self.clock())
-        if self.failures >= FAILURES_MAX:
-            self.fault = f"the learner died {self.failures} times in a row: {event.reason}"
-            self.hooks.on_note("learner", self.fault)
+        if self._gave_up(event.reason):
             return
         self.hooks.on_note("learner", f"the learner died and is restarted: {event.reason}")
         self._task = asyncio.get_running_loop().create_task(self._restart(), name="restart learner")
 
+    def _gave_up(self, reason: str) -> bool:
+        """Count a death; whether it was one too many, and is said."""
+        self.failures += 1
+        if self.failures < FAILURES_MAX:
+            return False
+        self.fault = f"the learner died {self.failures} times in a row: {reason}"
+        self.hooks.on_note("learner", self.fault)
+        self.hooks.on_failed(self.fault)
+        return True
+
+    def _keep_held(self) -> None:
+        """A new learner rests, too, while it is held."""
+        if self.held:
+            self.trainer.pause()
+
     async def _restart(self) -> None:
+        """Start it again with smaller micro-batches, and again, until it trains or has failed too
+        often."""
+        while not await self._restarted():
+            if self._gave_up(self.fault):
+                return
+            await asyncio.sleep(RESTART_PAUSE_S * self.failures)
+        self.hooks.on_ready(True)
+        self._top_up()
+
+    async def _restarted(self) -> bool:
         plan = self.trainer.plan
         halved = max(1, (plan.micro_batch or plan.optimiser.batch_sequences) // 2)
         try:
@@ -253,12 +322,13 @@ class Training:
                 self._starting = False
             for fragment in sorted(self._pending):
                 await self.trainer.add_in(fragment, self._pending.pop(fragment))
+            self._keep_held()
         except (LearnerGone, OSError, TimeoutError) as error:
             self.fault = f"the learner cannot be restarted: {error}"
             self.hooks.on_note("learner", self.fault)
-            return
-        self.hooks.on_ready(True)
-        self._top_up()
+            return False
+        self.fault = ""
+        return True
 
     # -- work ----------------------------------------------------------------------------------
 
@@ -271,7 +341,7 @@ class Training:
 
     def _top_up(self) -> None:
         """See to it that the learner has a few steps of work in hand."""
-        if not self.enabled or self.ready is None or self._starting:
+        if not self.enabled or self.held or self.ready is None or self._starting:
             return
         wanted = self._ahead() - self.trainer.outstanding
         if wanted <= 0:

@@ -95,12 +95,17 @@ async def push(
     TransportError (DialError if it never left) when nobody knows whether it arrived: no answer
     within `timeout_s`, which covers everything, or the stream broke.
     """
+    loop = asyncio.get_running_loop()
+    traffic = traffic or Traffic()
     try:
         async with asyncio.timeout(timeout_s):
             stream = await transport.open(peer, CONTRIBUTE_PROTOCOL, timeout_s)
             try:
-                line = PacedStream(stream, timeout_s, traffic or Traffic())
-                return await _offer(line, encode(Offer(contribution, pieces)), payload)
+                line, began = PacedStream(stream, timeout_s, traffic), loop.time()
+                reason = await _offer(line, encode(Offer(contribution, pieces)), payload)
+                if not reason:
+                    traffic.push_bytes_per_s = len(payload) / max(loop.time() - began, 1e-4)
+                return reason
             finally:
                 stream.abort()
     except TimeoutError:

@@ -15,7 +15,7 @@ import contextlib
 import io
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
@@ -33,6 +33,7 @@ from dugnad.averaging.tree import LEAVES_MAX, Bytes, leaf_hash
 from dugnad.dht.ids import PeerId
 from dugnad.dht.ports import Stream, StreamEnded, TransportError
 from dugnad.peer.corpus import SHARDS_MAX
+from dugnad.peer.ratelimit import Bucket
 
 T = TypeVar("T")
 
@@ -223,6 +224,11 @@ class Traffic:
 
     sent: int = 0
     received: int = 0
+    up: Bucket = field(default_factory=Bucket)
+    """How fast its owner lets it send; without a rate, as fast as the line."""
+    down: Bucket = field(default_factory=Bucket)
+    push_bytes_per_s: float = 0.0
+    """Of the newest contribution that was taken, from offer to answer; 0: none yet."""
 
 
 class Room:
@@ -260,7 +266,8 @@ class PacedStream:
         """Fills `target`."""
         view, at = _bytes_of(target), 0
         while at < len(view):
-            part = view[at : at + self._step]
+            part = view[at : at + self._traffic.down.step(self._step)]
+            await _allowed(self._traffic.down, len(part))
             await self._in_time(self._stream.read_into(part))
             self._traffic.received += len(part)
             at += len(part)
@@ -269,7 +276,8 @@ class PacedStream:
         """Sends `data`."""
         view, at = _bytes_of(memoryview(data)), 0
         while at < len(view):
-            part = view[at : at + self._step]
+            part = view[at : at + self._traffic.up.step(self._step)]
+            await _allowed(self._traffic.up, len(part))
             await self._in_time(self._stream.write(part))
             self._traffic.sent += len(part)
             at += len(part)
@@ -305,6 +313,13 @@ class PacedStream:
         elif now - begin > SLOW_S:
             self._step = STEP_BYTES
         self.moved_at = now
+
+
+async def _allowed(bucket: Bucket, size: int) -> None:
+    """Waits until the owner's rate has room: not a fault of the line, so no deadline runs."""
+    wait = bucket.take(size, asyncio.get_running_loop().time())
+    if wait > 0.0:
+        await asyncio.sleep(wait)
 
 
 def _bytes_of(data: memoryview) -> memoryview:

@@ -10,6 +10,8 @@ from typing import Final, Protocol
 
 import msgspec
 
+from dugnad.peer.lifecycle import Input
+
 NAME_CHARS_MAX: Final = 32
 """Of a peer's label, as shown: volunteers.md 2.4."""
 EVENTS_PER_REPLY_MAX: Final = 500
@@ -63,6 +65,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """From the moment a peer's loss was seen until its units were claimed by others."""
     join_to_listed_s: float | None
     """From this daemon's start to its first listed contribution."""
+    clock_offset_s: float = 0.0
+    """What the swarm's clocks are ahead of this machine's, as far as peers agree."""
+    reachable: str = "unknown"
+    """How others reach this peer: direct, relayed, outbound, or unknown."""
+    quota_used: int = 0
+    """Bytes up and down in the last 30 days."""
     dashboard: str = ""
     """Where this daemon serves the public page; '' when it serves none."""
 
@@ -120,6 +128,11 @@ class DaemonView(Protocol):
 
     def request_leave(self, drain: bool) -> None:
         """Starts leaving and returns; with `drain`, what was learned is handed in first."""
+        ...
+
+    def steer(self, given: Input, until_ms: int = 0) -> str:
+        """Takes what its owner says (PAUSE, RESUME, SNOOZE until `until_ms`, FINISH); the
+        answer."""
         ...
 
 

@@ -38,15 +38,17 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(prog="dugnad-learner")
     parser.add_argument("--fd", type=int, required=True, help="the socket to the daemon")
-    connection = socket.socket(fileno=parser.parse_args().fd)
+    parser.add_argument("--cores", default="", help="cores to stay on, separated by commas")
+    given = parser.parse_args()
+    connection = socket.socket(fileno=given.fd)
     _leash()
     _be_polite()
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    cores = _pin({int(core) for core in given.cores.split(",") if core})
     # Imported here: everything above must hold while torch loads.
     from dugnad.peer.learner.loop import Disconnected, Learner, Port, Unfit
     from dugnad.peer.learner.stepper import OutOfMemory
 
-    if cores is not None:
+    if cores:
         os.sched_setaffinity(0, cores)  # loading torch may have reset it
     port = Port(connection)
     try:
@@ -72,6 +74,17 @@ def _leash() -> None:
     # Ctrl-C and service managers signal the whole group; the daemon hands in, then it ends us.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _pin(wanted: set[int]) -> set[int]:
+    """Stay on the `wanted` cores that this process may use; on all of those when none is. Returns
+    them; nothing where the system has no such call."""
+    if not hasattr(os, "sched_setaffinity"):
+        return set()
+    allowed = os.sched_getaffinity(0)
+    cores = (wanted & allowed) or allowed
+    os.sched_setaffinity(0, cores)
+    return cores
 
 
 def _be_polite() -> None:

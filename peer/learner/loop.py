@@ -284,5 +284,6 @@ class Learner:
 
     def _rest(self, seconds: float, cpu_seconds: float) -> float:
         """Seconds to rest so that no more than `cpu_share` of a thread, or of a device, is used."""
-        busy = cpu_seconds / self._start.threads if self._model.device.type == "cpu" else seconds
-        return max(0.0, busy / self._cpu_share - seconds)
+        if self._model.device.type == "cpu":
+            return max(0.0, cpu_seconds / self._start.threads / self._cpu_share - seconds)
+        return max(0.0, seconds / self._start.gpu_share - seconds)

@@ -41,6 +41,9 @@ LAST_WORDS_BYTES: Final = 2000
 """The end of what a learner wrote to stderr, for the log of its death."""
 _READY_TICKET: Final = 0  # answers to Start; the learner's other answers carry tickets from 1
 
+GPU_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+"""With these each driver hides the devices that the owner keeps."""
+
 Answer = Ready | Copied | Added | Evaluated | Sampled
 Question = Start | CopyOut | AddIn | Evaluate | Sample
 AnswerType = TypeVar("AnswerType", Ready, Copied, Added, Evaluated, Sampled)
@@ -87,18 +90,31 @@ class LearnerProcess:
         """Process id while it runs."""
         return self._process.pid if self._process is not None and self.exited is None else None
 
-    async def launch(self, fds: Sequence[int], threads: int) -> None:
-        """Start the process with `fds` inherited. OSError when it cannot be started."""
+    async def launch(
+        self,
+        fds: Sequence[int],
+        threads: int,
+        cores: Sequence[int] = (),
+        gpus: Sequence[int] | None = None,
+    ) -> None:
+        """Start the process with `fds` inherited. OSError when it cannot be started.
+
+        It stays on `cores` (none: any) and sees the GPUs with these numbers only (None: all).
+        """
         assert self._process is None, "a LearnerProcess starts once"
         ours, theirs = socket.socketpair()
-        command = (sys.executable, "-P", "-m", "dugnad.peer.learner", "--fd", str(theirs.fileno()))
+        command: tuple[str, ...] = (sys.executable, "-P", "-m", "dugnad.peer.learner")
+        command = (*command, "--fd", str(theirs.fileno()))
+        if cores:
+            command = (*command, "--cores", ",".join(map(str, cores)))
         count = str(threads)
+        seen = {} if gpus is None else dict.fromkeys(GPU_VARIABLES, ",".join(map(str, gpus)))
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             self._process = await asyncio.create_subprocess_exec(
                 *command,
                 pass_fds=(theirs.fileno(), *fds),
-                env=os.environ | {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count},
+                env=os.environ | {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count} | seen,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,

@@ -63,8 +63,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """First message: all that the learner works with. Its parameters come from the anchor region.
 
     `tokens_fd` is a file of bytes; sequence i starts at byte i × context. `micro_batch` 0 means
-    probe. `cpu_share` caps the CPU time used per thread, or a device's time, by resting after each
-    step.
+    probe. `cpu_share` caps the CPU time used per thread, `gpu_share` a device's time, by resting
+    after each step.
     """
 
     config: ModelConfig
@@ -77,6 +77,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     dtype: DtypeChoice = "auto"
     micro_batch: int = 0
     cpu_share: float = 1.0
+    gpu_share: float = 1.0
     seed: int = 0
     first_step: int = 0
 

@@ -7,6 +7,7 @@ import pytest
 
 from dugnad.averaging.board import Board, BoardRow
 from dugnad.peer.leaderboard import board_view
+from dugnad.peer.lifecycle import Input
 from dugnad.peer.paths import Home
 from dugnad.peer.views import EventRow, PeerRow, Status
 
@@ -88,6 +89,7 @@ class MemoryView:
         self.state = "training"
         self.name = "ærlig"
         self.left: list[bool] = []
+        self.steered: list[tuple[Input, int]] = []
 
     def status(self) -> Status:
         return make_status(state=self.state)
@@ -120,6 +122,10 @@ class MemoryView:
 
     def request_leave(self, drain: bool) -> None:
         self.left.append(drain)
+
+    def steer(self, given: Input, until_ms: int = 0) -> str:
+        self.steered.append((given, until_ms))
+        return f"{given} it is"
 
 
 @pytest.fixture

@@ -267,3 +267,35 @@ def test_a_daemon_without_a_page_says_how_to_get_one(run: Run, daemon: DaemonVie
     code, out, err = run("dashboard")
     assert (code, out) == (1, "")
     assert "--dashboard HOST:PORT" in err
+
+
+@pytest.mark.slow
+def test_an_owner_steers_a_daemon_and_hears_what_came_of_it(
+    run: Run, daemon: DaemonView, view: Any
+) -> None:
+    for verb in ("pause", "resume", "finish"):
+        code, out, _ = run(verb)
+        assert (code, out) == (0, f"{verb} it is (training)\n")
+    assert run("snooze", "2h")[0] == 0
+    assert [given.value for given, _ in view.steered] == ["pause", "resume", "finish", "snooze"]
+    assert view.steered[3][1] > view.steered[0][1] == 0
+    assert "ærlig" in run("top", "--once")[1]
+    assert run("snooze", "soon")[0] == 2
+
+
+def test_any_setting_can_be_given_on_the_command_line(
+    run: Run, tmp_path: Path, started: list[dict[str, Any]]
+) -> None:
+    path = small_run(tmp_path)
+    assert run("start", str(path), "--yes", "--set", "hours=sat 0-24", "--set", "gpu=none")[0] == 0
+    assert started[0]["settings"].hours == "sat 0-24"
+    assert started[0]["settings"].gpus() == ()
+    code, _, err = run("start", str(path), "--yes", "--set", "hour=1")
+    assert code == 2
+    assert "did you mean 'hours'?" in err
+
+
+def test_a_configuration_file_is_written_once(run: Run, home: Home) -> None:
+    assert run("config", "init")[0] == 0
+    assert home.config.exists()
+    assert run("config", "init")[0] == 34

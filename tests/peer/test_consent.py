@@ -10,6 +10,7 @@ from dugnad.peer import consent
 from dugnad.peer.config import Settings
 from dugnad.peer.consent import (
     agree,
+    check_limits,
     check_machine,
     disk_free,
     disk_need,
@@ -55,7 +56,32 @@ def test_without_a_manifest_the_limits_are_named(home: Home) -> None:
         "memory",
         "disk",
         "network",
+        "GPU",
+        "at most",
+        "when",
+        "not above",
+        "to change",
     ]
+
+
+def test_every_limit_is_shown_before_the_first_run(home: Home) -> None:
+    settings = Settings(
+        hours="sat 0-24", only_when_idle=True, pause_while=("game",), quota_gb=30.0, gpu="none"
+    )
+    rows = offer(None, settings, home)
+    assert text_of(rows, "GPU") == "not used"
+    assert text_of(rows, "at most") == "up 10 Mbit/s, down 20 Mbit/s, 30 GB in 30 days"
+    when = text_of(rows, "when")
+    assert when == ("sat 0-24, only after 3 min without use, not on battery, not while game runs")
+
+
+def test_limits_that_cannot_be_kept_here_are_refused_before_anything_starts(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_limits(Settings(), home)
+    with pytest.raises(UserError, match="0 hours a week") as caught:
+        check_limits(Settings(keep_free_gb=1e6), home)
+    assert caught.value.exit_code == 32
 
 
 def test_yes_prints_and_does_not_ask(capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,7 +132,7 @@ def test_a_folder_that_exists_is_refused_before_anything_is_fetched(
     (tmp_path / "out").mkdir()
     with pytest.raises(UserError) as refused:
         export("no run at all", tmp_path / "out", home)
-    assert refused.value.number == "E033"
+    assert refused.value.number == "E043"
     assert "--force" in refused.value.fix
 
 
@@ -219,7 +219,7 @@ def test_a_run_is_named_by_the_beginning_of_its_id_or_by_its_name(
     assert config["hidden_size"] == manifest.model.dim
     with pytest.raises(UserError) as unknown:
         export("another", tmp_path / "three", home)
-    assert unknown.value.number == "E032"
+    assert unknown.value.number == "E042"
     assert manifest.name in unknown.value.fix
 
 
