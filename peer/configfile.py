@@ -50,6 +50,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "This peer": {
         "name": "what others see; empty is three words from the key",
         "dashboard": 'where to serve the public page, such as "0.0.0.0:8080"; empty is nowhere',
+        "link_file": "a file to write the link of the run into; empty is none",
         "control_port": "port of the control API on 127.0.0.1; 0 takes a free one",
         "yes": "do not ask before the first run",
     },
