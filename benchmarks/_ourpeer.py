@@ -295,3 +295,7 @@ class OurPeer:
     def commits(self, fragment: int, digest: bytes, count: int) -> tuple[fm.CommitRecord, ...]:
         """Nothing: nobody is behind."""
         return ()
+
+    def digests(self, fragment: int, since_ms: int) -> tuple[bytes, ...]:
+        """Nothing: nobody asks for receipts."""
+        return ()

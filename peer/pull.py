@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -22,15 +21,12 @@ import numpy as np
 
 from dugnad.averaging.codecs import COMMIT_CODECS
 from dugnad.averaging.formats import (
-    DIGEST_BYTES,
-    FRAGMENTS_MAX,
     CommitRecord,
     Header,
     HeadRow,
-    commit_fault,
     header_digest,
-    inputs_root,
 )
+from dugnad.averaging.reconcile import Range, Summary
 from dugnad.averaging.tree import HASH_BYTES, LEAF_PARAMS, Vector, root_of
 from dugnad.dht.frames import read_frame, write_frame
 from dugnad.dht.ids import PeerId, RunId, short
@@ -38,6 +34,7 @@ from dugnad.dht.ports import Transport, TransportError
 from dugnad.dht.records import RecordError, decode, encode
 from dugnad.peer.corpus import SHARD_BYTES
 from dugnad.peer.manifest import MANIFEST_BYTES_MAX
+from dugnad.peer.pullchecks import chain_in, head_rows_in, summaries_in, with_hash
 from dugnad.peer.transferwire import (
     ANSWER_BYTES_MAX,
     COMMITS_BYTES_MAX,
@@ -51,6 +48,7 @@ from dugnad.peer.transferwire import (
     PULL_PROTOCOL,
     PULLS_PER_DONOR_MAX,
     REQUESTS_AHEAD,
+    SUMMARIES_BYTES_MAX,
     Answer,
     Blame,
     GetCommits,
@@ -59,6 +57,7 @@ from dugnad.peer.transferwire import (
     GetManifest,
     GetPieces,
     GetShard,
+    GetSummaries,
     Kind,
     NotHere,
     PacedStream,
@@ -123,17 +122,17 @@ class Puller:
 
     async def manifest(self, peers: Sequence[PeerId], run: RunId) -> bytes:
         """The encoded manifest whose SHA-256 is `run`; not decoded."""
-        check = partial(_with_hash, run)
+        check = partial(with_hash, run)
         return await self._ask(peers, GetManifest(run), MANIFEST_BYTES_MAX, check)
 
     async def shard(self, peers: Sequence[PeerId], number: int, sha256: bytes) -> bytes:
         """A shard of the text with that hash. To share the work, vary the order of `peers`."""
-        check = partial(_with_hash, sha256)
+        check = partial(with_hash, sha256)
         return await self._ask(peers, GetShard(number), SHARD_BYTES, check)
 
     async def heads(self, peers: Sequence[PeerId]) -> tuple[HeadRow, ...]:
         """The heads that the first of `peers` to answer stands at: its word, nothing more."""
-        return await self._ask(peers, GetHeads(), HEADS_BYTES_MAX, _head_rows)
+        return await self._ask(peers, GetHeads(), HEADS_BYTES_MAX, head_rows_in)
 
     async def commits(
         self, peers: Sequence[PeerId], fragment: int, digest: bytes, count: int
@@ -145,8 +144,15 @@ class Puller:
         """
         request = GetCommits(fragment, digest, min(count, COMMITS_MAX))
         return await self._ask(
-            peers, request, COMMITS_BYTES_MAX, partial(_chain, self._run, request)
+            peers, request, COMMITS_BYTES_MAX, partial(chain_in, self._run, request)
         )
+
+    async def summaries(
+        self, peer: PeerId, fragment: int, since_ms: int, ranges: tuple[Range, ...]
+    ) -> tuple[Summary, ...]:
+        """What one peer holds in ranges of its commits' digests; not judged against the ranges."""
+        request = GetSummaries(fragment, since_ms, ranges)
+        return await self._ask([peer], request, SUMMARIES_BYTES_MAX, summaries_in)
 
     async def payload(self, peers: Sequence[PeerId], header: Header, size: int) -> bytes:
         """The payload of a commit of a fragment with `size` parameters, matching its root."""
@@ -439,56 +445,6 @@ async def _fetch_batch(line: PacedStream, batch: _Batch) -> None:
     bad = await off_loop(size, batch.bad_leaf)
     if bad is not None:
         raise Refusal(f"leaf {bad} of {batch.part.kind} has another hash than its list says")
-
-
-def _with_hash(sha256: bytes, data: bytes) -> bytes:
-    """`data` if that is its hash."""
-    if hashlib.sha256(data).digest() != sha256:
-        raise Refusal(f"{len(data)} bytes with another SHA-256 than asked for")
-    return data
-
-
-def _head_rows(data: bytes) -> tuple[HeadRow, ...]:
-    """The heads in `data`, each with a digest of the proper length."""
-    try:
-        rows: tuple[HeadRow, ...] = decode(data, tuple[HeadRow, ...], HEADS_BYTES_MAX)
-    except RecordError as fault:
-        raise Refusal(fault.reason) from None
-    if len(rows) > FRAGMENTS_MAX or any(len(row.digest) != DIGEST_BYTES for row in rows):
-        raise Refusal("heads that no peer can have")
-    return rows
-
-
-def _chain(run: RunId | None, request: GetCommits, data: bytes) -> tuple[CommitRecord, ...]:
-    """The commits in `data` if they are the asked one and its ancestors, newest first."""
-    try:
-        commits: tuple[CommitRecord, ...] = decode(
-            data, tuple[CommitRecord, ...], COMMITS_BYTES_MAX
-        )
-    except RecordError as fault:
-        raise Refusal(fault.reason) from None
-    if not 1 <= len(commits) <= request.count:
-        raise Refusal(f"{len(commits)} commits where 1 to {request.count} were asked for")
-    due = request.digest
-    for commit in commits:
-        if reason := _commit_fault(commit, request.fragment, due):
-            raise Refusal(reason)
-        if run is not None and commit.header.run != run:
-            raise Refusal("a commit of another run")
-        due = commit.header.parent
-    return commits
-
-
-def _commit_fault(commit: CommitRecord, fragment: int, digest: bytes) -> str:
-    """Why this is not the commit of that name, or ''."""
-    if reason := commit_fault(commit):
-        return reason
-    run = RunId(commit.header.run)
-    if commit.header.fragment != fragment or header_digest(commit.header, run) != digest:
-        return "a commit that is not the one that was due in the chain"
-    if inputs_root(run, commit.inputs) != commit.header.inputs_root:
-        return "a commit whose inputs do not match its header"
-    return ""
 
 
 def _nobody(blame: Sequence[Blame]) -> PullError:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from dugnad.averaging import formats as fm
 from dugnad.averaging.buffers import AnchorState
 from dugnad.averaging.codecs import CODECS
 from dugnad.averaging.worker import Commit
+from dugnad.peer import clock
 from dugnad.peer.corpus import CorpusError
 from dugnad.peer.manifest import encode_manifest
+from dugnad.peer.store import StoreError
 
 if TYPE_CHECKING:
     from dugnad.peer.daemon import Daemon
+
+DIGESTS_S: Final = 5.0
+"""Names of commits are served from memory for so long."""
 
 
 class Serving:
@@ -21,6 +27,7 @@ class Serving:
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
         self._manifest = encode_manifest(daemon.manifest)
+        self._digests: dict[int, tuple[int, float, list[bytes]]] = {}
 
     def manifest(self) -> bytes | None:
         """The manifest as the run id names it."""
@@ -62,6 +69,23 @@ class Serving:
             found.append(record)
             digest = record.header.parent
         return tuple(found)
+
+    def digests(self, fragment: int, since_ms: int) -> Sequence[bytes]:
+        """Names of the kept commits of a fragment since a time, read at most once in five seconds:
+        one reconciliation asks several times.
+        """
+        if not 0 <= fragment < len(self.daemon.averager.fragments):
+            return ()
+        now = clock.now()
+        kept = self._digests.get(fragment)
+        if kept is not None and kept[0] == since_ms and now - kept[1] < DIGESTS_S:
+            return kept[2]
+        try:
+            names = self.daemon.store.digests_now(fragment, since_ms)
+        except StoreError:
+            return ()
+        self._digests[fragment] = (since_ms, now, names)
+        return names
 
     def size_of(self, fragment: int, codec: str) -> int | None:
         """Bytes of a contribution of ``fragment`` in ``codec``, or None."""

@@ -11,7 +11,7 @@ Nothing is deleted to repair anything: a file that cannot be used is named, with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -151,6 +151,36 @@ class Store(StoreFile):
             found.append((digest, commit))
             digest = commit.header.parent
         return found[::-1]
+
+    def digests(self, fragment: int, since_ms: int) -> list[bytes]:
+        """Names of the stored commits of a fragment that are dated since then, ascending."""
+        with store_errors(self.path):
+            rows = self._db.execute(
+                "SELECT digest FROM commits WHERE fragment = ? AND time_ms >= ?"
+                " ORDER BY digest LIMIT ?",
+                (fragment, since_ms, LINEAGE_MAX),
+            ).fetchall()
+        return [bytes(row[0]) for row in rows]
+
+    def versions(self, fragment: int) -> int:
+        """How many versions of a fragment have a stored commit."""
+        with store_errors(self.path):
+            row = self._db.execute(
+                "SELECT count(DISTINCT version) FROM commits WHERE fragment = ?", (fragment,)
+            ).fetchone()
+        return int(row[0])
+
+    def commits(self, fragment: int) -> Iterator[tuple[bytes, CommitRecord]]:
+        """(digest, commit) of all stored commits of a fragment, by version and digest."""
+        with store_errors(self.path):
+            names = self._db.execute(
+                "SELECT digest FROM commits WHERE fragment = ? ORDER BY version, digest",
+                (fragment,),
+            ).fetchall()
+        for (digest,) in names:
+            commit = self.commit(digest)
+            if commit is not None:
+                yield bytes(digest), commit
 
     def receipts(self, peer: PeerId, limit: int = 100) -> list[Receipt]:
         """The newest inputs of ``peer`` in stored commits, newest first."""

@@ -43,6 +43,12 @@ class StoreThread:
             return None
         return self._pool.submit(self._store.commit, digest).result()
 
+    def digests_now(self, fragment: int, since_ms: int) -> list[bytes]:
+        """Names of stored commits; blocks, so call it from a thread that may wait."""
+        if self._store is None:
+            return []
+        return self._pool.submit(self._store.digests, fragment, since_ms).result()
+
     async def _call(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
 

@@ -7,7 +7,7 @@ PULL; `dugnad.peer.pull` is the other. Frames and bounds are in `dugnad.peer.tra
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -22,6 +22,7 @@ from dugnad.averaging.formats import (
     pieces_root,
     signature_holds,
 )
+from dugnad.averaging.reconcile import summarise
 from dugnad.averaging.tree import LEAF_PARAMS, Vector, array_bytes, leaf_hashes, root_of
 from dugnad.averaging.worker import Commit
 from dugnad.dht.frames import FrameError, read_frame, write_frame
@@ -51,6 +52,7 @@ from dugnad.peer.transferwire import (
     GetManifest,
     GetPieces,
     GetShard,
+    GetSummaries,
     Here,
     NotHere,
     Offer,
@@ -247,6 +249,10 @@ class Donor(Protocol):
         """A commit and its ancestors, newest first, at most `count`; nothing if it is unknown."""
         ...
 
+    def digests(self, fragment: int, since_ms: int) -> Sequence[bytes]:
+        """Names of the commits of a fragment dated since then, ascending."""
+        ...
+
 
 class PullServer:
     """Gives others what a `Donor` holds, within the bounds of `transferwire`."""
@@ -307,6 +313,9 @@ class PullServer:
             case GetCommits():
                 async with self._reads:
                     found = await asyncio.to_thread(self._commits, request)
+            case GetSummaries():
+                async with self._reads:
+                    found = await asyncio.to_thread(self._summaries, request)
         if found is None:
             raise Refusal("it is not here")
         return memoryview(found)
@@ -340,6 +349,10 @@ class PullServer:
             return memoryview(source.payload)[first * leaf_bytes : last * leaf_bytes]
         part = array_bytes(source[first * LEAF_PARAMS : last * LEAF_PARAMS])
         return memoryview(part)
+
+    def _summaries(self, request: GetSummaries) -> bytes:
+        names = self._donor.digests(request.fragment, request.since_ms)
+        return encode(tuple(summarise(names, part) for part in request.ranges))
 
     def _commits(self, request: GetCommits) -> bytes | None:
         """As many as fit, encoded; None when there are none."""

@@ -29,6 +29,7 @@ from dugnad.averaging.formats import (
     Contribution,
     UnitPiece,
 )
+from dugnad.averaging.reconcile import RANGES_MAX, Range
 from dugnad.averaging.tree import LEAVES_MAX, Bytes, leaf_hash
 from dugnad.dht.ids import PeerId
 from dugnad.dht.ports import Stream, StreamEnded, TransportError
@@ -63,7 +64,10 @@ SLOW_S: Final = 1.0
 
 OFFER_BYTES_MAX: Final = 256 << 10
 """A contribution with PIECES_MAX unit pieces of at most 37 bytes."""
-REQUEST_BYTES_MAX: Final = 256
+REQUEST_BYTES_MAX: Final = 2048
+"""Sixty-four ranges of at most 20 bytes."""
+SUMMARIES_BYTES_MAX: Final = 128 << 10
+"""Sixty-four summaries with full lists have 75 KB."""
 ANSWER_BYTES_MAX: Final = 1024
 REASON_CHARS_MAX: Final = 200
 HEADS_BYTES_MAX: Final = 64 * FRAGMENTS_MAX
@@ -161,7 +165,15 @@ class GetHeads(msgspec.Struct, frozen=True, array_like=True, tag="h"):
     """Ask for the heads of all fragments, as `HeadRow`s ascending by fragment."""
 
 
-Request = GetManifest | GetLeaves | GetPieces | GetShard | GetCommits | GetHeads
+class GetSummaries(msgspec.Struct, frozen=True, array_like=True, tag="r"):
+    """Ask what is held in these ranges of the digests of a fragment's commits since a time."""
+
+    fragment: _Fragment
+    since_ms: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+    ranges: Annotated[tuple[Range, ...], msgspec.Meta(min_length=1, max_length=RANGES_MAX)]
+
+
+Request = GetManifest | GetLeaves | GetPieces | GetShard | GetCommits | GetHeads | GetSummaries
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="h"):

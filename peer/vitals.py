@@ -25,6 +25,7 @@ from dugnad.peer.config import usable_cores
 from dugnad.peer.exchangeports import LearnerAway
 from dugnad.peer.learner.process import LearnerGone
 from dugnad.peer.probe import Probe, ProbeError, cached, measure
+from dugnad.peer.receiptsync import ReceiptSync
 from dugnad.peer.runend import RunEnd
 from dugnad.peer.store import StoreError
 from dugnad.peer.training import flat
@@ -55,6 +56,8 @@ SHARDS_A_LOOK: Final = 4
 """Shards read in one look; all 16 in eight minutes."""
 PROBE_AFTER_S: Final = 120.0
 """A machine that was never measured is measured once training has run this long."""
+RECEIPTS_S: Final = 15.0
+"""Between two looks for receipts that another peer has and this one lacks; one fragment each."""
 KEEP_FOLD_S: Final = 3600.0
 """Between two looks for receipts that are old enough to be forgotten."""
 GAPS_KEPT: Final = 64
@@ -90,6 +93,8 @@ class Vitals:
         self._probed = False
         self._shard = daemon.identity.peer[0] % SHARDS
         self._next["book"] = clock.now() + 5.0
+        self._next["receipts"] = clock.now() + RECEIPTS_S
+        self.receipts = ReceiptSync(daemon, random.Random(daemon.boot))
 
     async def run(self) -> None:
         """Do what is due, until cancelled."""
@@ -137,6 +142,8 @@ class Vitals:
         if substrate.died.done() and self._due("p2pd", 2.0, now):
             daemon.note("network", f"p2pd ended: {substrate.died.result()[-200:]}; it is restarted")
             daemon.own(daemon.swarm.restart(daemon.note), "restart p2pd")
+        if self._due("receipts", RECEIPTS_S, now):
+            daemon.own(self.receipts.once(), "exchange of receipts")
         if self._due("history kept", KEEP_FOLD_S, now):
             daemon.own(self._keep_fold(), "keep the fold")
 

@@ -197,6 +197,11 @@ class Shelf:
         self.asked += 1
         return self.shards.get(number)
 
+    def digests(self, fragment: int, since_ms: int) -> list[bytes]:
+        headers = [record.header for record in self.chain]
+        mine = [h for h in headers if h.fragment == fragment and h.time_ms >= since_ms]
+        return sorted(header_digest(header, RUN) for header in mine)
+
     def commits(self, fragment: int, digest: bytes, count: int) -> tuple[CommitRecord, ...]:
         return self.chain[:count]
 
