@@ -25,6 +25,7 @@ from dugnad.averaging.fragments import FragmentTable, TensorSpec, build_table
 from dugnad.averaging.outer import bits_of
 from dugnad.averaging.tree import Vector
 from dugnad.averaging.worker import Commit, FragmentRules, FragmentWorker, Progress
+from dugnad.dht.direct import DirectTransport
 from dugnad.dht.frames import read_frame, write_frame
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId, RunId
@@ -33,6 +34,7 @@ from dugnad.dht.records import decode, encode, verify_ed25519
 from dugnad.dht.substrate import Substrate, SubstrateConfig
 from dugnad.peer.pull import Puller
 from dugnad.peer.transfer import ContributionServer, PullServer, push
+from dugnad.peer.transferwire import CONTRIBUTE_PROTOCOL, PULL_PROTOCOL
 
 RUN: Final = RunId(bytes(range(32)))
 COMMITS_PROTOCOL: Final = "/dugnad-bench/commits/1"
@@ -72,9 +74,17 @@ class OurPeer:
     """A substrate of its own, the servers and clients of `dugnad.peer.transfer`, and workers."""
 
     def __init__(
-        self, folder: Path, *, rank: int, peers: int, params: int, fragments: int, codec: str
+        self,
+        folder: Path,
+        *,
+        rank: int,
+        peers: int,
+        params: int,
+        fragments: int,
+        codec: str,
+        direct: bool,
     ) -> None:
-        """`folder` is the fleet's own, and short: sockets lie in it."""
+        """`folder` is the fleet's own, and short: sockets lie in it. `direct`: TLS beside p2pd."""
         self._rank, self._peers, self._codec = rank, peers, codec
         self._table = table_of(params, fragments)
         self._folder = folder / str(rank)
@@ -84,7 +94,14 @@ class OurPeer:
             self._folder / "key", self._folder / "run", hosts=("127.0.0.1",), address_book=False
         )
         self._substrate = Substrate(config, self._identity)
-        self._puller = Puller(self._substrate)
+        self._transport = DirectTransport(
+            self._substrate,
+            self._identity,
+            self._folder / "run",
+            protocols=(CONTRIBUTE_PROTOCOL, PULL_PROTOCOL) if direct else (),
+            hosts=("127.0.0.1",),
+        )
+        self._puller = Puller(self._transport)
         self._fragments: list[_Fragment] = []
         self._streams: list[Stream] = []
         self._before: list[float] = []
@@ -95,7 +112,8 @@ class OurPeer:
     async def start(self) -> dict[str, Any]:
         """Start p2pd and serve."""
         await self._substrate.start()
-        transport = self._substrate
+        await self._transport.start()
+        transport = self._transport
         sizes = self._table.sizes
         await ContributionServer(
             transport,
@@ -161,7 +179,7 @@ class OurPeer:
 
     async def close(self) -> None:
         """Stop p2pd."""
-        await self._substrate.close()
+        await self._transport.close()
 
     # -- one fragment --------------------------------------------------------------------------
 
@@ -178,7 +196,7 @@ class OurPeer:
             digest = await self._merge(p)
         else:
             payload = one.worker.inbox[(self._substrate.peer, self._seq)].payload
-            transport = self._substrate
+            transport = self._transport
             reason = await push(transport, one.home, signed, PIECES, payload, TIMEOUT_S)
             if reason:
                 raise RuntimeError(f"a home refused fragment {p}: {reason}")

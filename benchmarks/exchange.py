@@ -31,9 +31,12 @@ from typing import Any
 from _fleet import Fleet, Measured, Peer, serve
 
 OURS = ("ours int8", "ours float16", "ours float32")
+THROUGH_P2PD = "ours int8 p2pd"
+"""All through libp2p, as between peers that do not reach each other directly."""
 HIVEMIND = ("hivemind float32", "hivemind float16")
 HIVEMIND_8BIT = "hivemind 8bit"
 GLOO = "gloo float32"
+ROLES = (*OURS, THROUGH_P2PD, *HIVEMIND, HIVEMIND_8BIT, GLOO)
 
 
 def main() -> None:
@@ -42,7 +45,7 @@ def main() -> None:
     if options.role:
         be_peer(options)
         return
-    chosen = options.only or [*OURS, *HIVEMIND, GLOO]
+    chosen = options.only or [*OURS, THROUGH_P2PD, *HIVEMIND, GLOO]
     if options.hivemind_python and not options.only:
         chosen.append(HIVEMIND_8BIT)
     results: dict[str, Measured] = {}
@@ -75,9 +78,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--params", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--fragments", type=int, help="of our exchange; as many as peers")
-    parser.add_argument("--only", nargs="+", choices=[*OURS, *HIVEMIND, HIVEMIND_8BIT, GLOO])
+    parser.add_argument("--only", nargs="+", choices=ROLES)
     parser.add_argument("--hivemind-python", help="an interpreter with numpy below 2.4")
-    parser.add_argument("--role", choices=[*OURS, *HIVEMIND, HIVEMIND_8BIT, GLOO])
+    parser.add_argument("--role", choices=ROLES)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -155,7 +158,7 @@ def summary(options: argparse.Namespace, results: dict[str, Measured]) -> dict[s
 
 def be_peer(options: argparse.Namespace) -> None:
     """Be one of the peers until told to end."""
-    if options.role in OURS:
+    if options.role.startswith("ours"):
         import uvloop
 
         uvloop.run(serve(make_peer(options)))
@@ -165,7 +168,7 @@ def be_peer(options: argparse.Namespace) -> None:
 
 def make_peer(options: argparse.Namespace) -> Peer:
     """The peer of a role. Each loads its own libraries: ours has no torch, theirs no substrate."""
-    kind, codec = options.role.split()
+    kind, codec, *way = options.role.split()
     peer: Peer
     if kind == "ours":
         peer = importlib.import_module("_ourpeer").OurPeer(
@@ -175,6 +178,7 @@ def make_peer(options: argparse.Namespace) -> Peer:
             params=options.params,
             fragments=options.fragments,
             codec=codec,
+            direct=not way,
         )
         return peer
     others = importlib.import_module("_baselines")

@@ -45,7 +45,13 @@ _DRAIN_BYTES = 16 * 1024
 
 
 class SocketStream:
-    """A `Stream` on a connected Unix socket whose other end is the libp2p daemon."""
+    """A `Stream` on a connected Unix socket whose other end is the libp2p daemon.
+
+    `_receive`, `_send` and `_linger` are what another kind of socket does otherwise.
+    """
+
+    UNSENT_MAX: int | None = UNSENT_BYTES_MAX
+    """Bytes that the socket may hold unsent; None leaves it to the kernel."""
 
     def __init__(
         self, connection: socket.socket, peer: PeerId, forget: Callable[["SocketStream"], None]
@@ -60,7 +66,8 @@ class SocketStream:
         self._ended = False
         self._reader_left = asyncio.Event()
         # The kernel doubles the value and counts its own overhead: about 64 KiB of content fit.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT_BYTES_MAX)
+        if self.UNSENT_MAX is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.UNSENT_MAX)
 
     def __repr__(self) -> str:
         return f"SocketStream({short(self.peer)}{', ended' if self._ended else ''})"
@@ -78,7 +85,7 @@ class SocketStream:
         self._check_open()
         with self._read_alone():
             while got < size:
-                count = await self._loop.sock_recv_into(self._socket, view[got:])
+                count = await self._receive(view[got:])
                 if not count:
                     raise StreamEnded(f"{short(self.peer)} ended the stream, {size - got} B short")
                 got += count
@@ -87,7 +94,7 @@ class SocketStream:
         """Sends `data`; returns when at most `UNSENT_BYTES_MAX` of it wait in the socket."""
         self._check_open()
         with self._write_alone():
-            await self._loop.sock_sendall(self._socket, memoryview(data).cast("B"))
+            await self._send(memoryview(data).cast("B"))
 
     async def close(self) -> None:
         """Sends what is unsent and the end of the stream; gives up after `CLOSE_TIMEOUT_S`."""
@@ -97,7 +104,7 @@ class SocketStream:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 if not await self._linger():
-                    self._socket.shutdown(socket.SHUT_WR)
+                    self._shut(socket.SHUT_WR)
                     await self._read_to_end()
         except (OSError, TimeoutError, StreamEnded):
             log.debug("stream to %s did not close cleanly", short(self.peer))
@@ -110,7 +117,7 @@ class SocketStream:
             return
         self._ended = True
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes pending operations, which then close
+            self._shut(socket.SHUT_RDWR)  # wakes pending operations, which then close
         self._forget(self)
         self._close_if_idle()
 
@@ -120,14 +127,18 @@ class SocketStream:
         p2pd closes both directions of a stream at once, and about once in 10 000 times (measured on
         a loaded machine) that becomes a reset, which drops what the other p2pd has not handed over.
         """
-        while _unsent(self._socket):  # noqa: ASYNC110  # the kernel has no event for this
-            await asyncio.sleep(_POLL_S)
+        await self._sent()
         try:
             async with asyncio.timeout(LINGER_S):
                 await self._read_to_end()
         except TimeoutError:
             return False
         return True
+
+    async def _sent(self) -> None:
+        """Waits until the other end of the socket has taken what was written."""
+        while _unsent(self._socket):  # noqa: ASYNC110  # the kernel has no event for this
+            await asyncio.sleep(_POLL_S)
 
     async def _read_to_end(self) -> None:
         """Takes what still comes, until the daemon has passed on our end of the stream.
@@ -139,8 +150,21 @@ class SocketStream:
             self._reader_left.clear()
             await self._reader_left.wait()
         with self._read_alone():
-            while await self._loop.sock_recv(self._socket, _DRAIN_BYTES):
+            rest = memoryview(bytearray(_DRAIN_BYTES))
+            while await self._receive(rest):
                 pass
+
+    async def _receive(self, view: memoryview) -> int:
+        """Waits for bytes and puts them into `view`: how many, 0 at the end. Raises OSError."""
+        return await self._loop.sock_recv_into(self._socket, view)
+
+    async def _send(self, view: memoryview) -> None:
+        """Hands all of `view` to the kernel, waiting while its buffer is full. Raises OSError."""
+        await self._loop.sock_sendall(self._socket, view)
+
+    def _shut(self, how: int) -> None:
+        """Ends one or both directions. Raises OSError."""
+        self._socket.shutdown(how)
 
     def _check_open(self) -> None:
         if self._ended or self._closing:
@@ -196,20 +220,29 @@ class StreamTable:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def adopt(self, connection: socket.socket, peer: PeerId) -> SocketStream:
+    def adopt(
+        self, connection: socket.socket, peer: PeerId, kind: type[SocketStream] = SocketStream
+    ) -> SocketStream:
         """A stream that we opened."""
-        stream = SocketStream(connection, peer, self._streams.discard)
+        stream = kind(connection, peer, self._streams.discard)
         self._streams.add(stream)
         return stream
 
-    def admit(self, connection: socket.socket, peer: PeerId) -> SocketStream | None:
+    def admit(
+        self, connection: socket.socket, peer: PeerId, kind: type[SocketStream] = SocketStream
+    ) -> SocketStream | None:
         """A stream that `peer` opened; None if it has too many."""
         if self._incoming[peer] >= STREAMS_PER_PEER_MAX or len(self._streams) >= STREAMS_MAX:
             return None
-        stream = SocketStream(connection, peer, self._forget_incoming)
+        stream = kind(connection, peer, self._forget_incoming)
         self._streams.add(stream)
         self._incoming[peer] += 1
         return stream
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more streams may be opened."""
+        return len(self._streams) >= STREAMS_MAX
 
     def abort_all(self) -> None:
         """Gives every stream up."""
@@ -283,15 +316,7 @@ class StreamListener:
         except BaseException:
             connection.close()
             raise
-        try:
-            await handler(stream)
-            await stream.close()
-        except TransportError as error:
-            log.debug("stream ended: peer=%s: %s", short(stream.peer), error)
-        except Exception:  # the driver of foreign-facing handlers: one bad stream must not end us
-            log.exception("a stream handler failed: peer=%s", short(stream.peer))
-        finally:
-            stream.abort()
+        await run_handler(stream, handler)
 
     async def _greet(self, connection: socket.socket) -> tuple[SocketStream, Handler]:
         """Reads whose stream it is; ControlError if we do not serve it."""
@@ -306,3 +331,16 @@ class StreamListener:
         if stream is None:
             raise control.ControlError(f"{short(remote.peer)} has too many streams open")
         return stream, handler
+
+
+async def run_handler(stream: SocketStream, handler: Handler) -> None:
+    """Serves one incoming stream to its end, whatever becomes of the handler."""
+    try:
+        await handler(stream)
+        await stream.close()
+    except TransportError as error:
+        log.debug("stream ended: peer=%s: %s", short(stream.peer), error)
+    except Exception:  # the driver of foreign-facing handlers: one bad stream must not end us
+        log.exception("a stream handler failed: peer=%s", short(stream.peer))
+    finally:
+        stream.abort()

@@ -307,10 +307,10 @@ class Daemon:
             await control.close()
 
     async def _serve(self) -> None:
-        substrate, traffic = self.swarm.substrate, self.swarm.traffic
+        bulk, traffic = self.swarm.bulk, self.swarm.traffic
         serving = Serving(self)
         contributions = ContributionServer(
-            substrate,
+            bulk,
             self.run_id,
             serving.size_of,
             self._contribution_in,
@@ -319,7 +319,7 @@ class Daemon:
             traffic=traffic,
         )
         await contributions.start()
-        await PullServer(substrate, self.run_id, serving, traffic=traffic).start()
+        await PullServer(bulk, self.run_id, serving, traffic=traffic).start()
 
     async def _serve_page(self) -> None:
         """The public page, where the owner asked for one; before anybody is met, so that a port

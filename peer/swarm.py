@@ -12,6 +12,7 @@ from dugnad.averaging import formats as fm
 from dugnad.averaging.tree import Vector
 from dugnad.dht.addresses import parse_address
 from dugnad.dht.advert import Advert
+from dugnad.dht.direct import DirectTransport
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.p2pd import SubstrateError
@@ -24,7 +25,7 @@ from dugnad.peer.messenger import Messenger
 from dugnad.peer.pull import Puller
 from dugnad.peer.rostershell import RosterAction, RosterShell
 from dugnad.peer.transfer import push
-from dugnad.peer.transferwire import Traffic
+from dugnad.peer.transferwire import CONTRIBUTE_PROTOCOL, PULL_PROTOCOL, Traffic
 
 PUSH_TIMEOUT_S = 60.0
 """A contribution that takes longer is given up; the core sends it again or to somebody else."""
@@ -44,6 +45,14 @@ class Swarm:
 
     def __init__(self, config: SubstrateConfig, identity: Identity, hooks: SwarmHooks) -> None:
         self.substrate = Substrate(config, identity)
+        self.bulk = DirectTransport(
+            self.substrate,
+            identity,
+            config.runtime,
+            protocols=(CONTRIBUTE_PROTOCOL, PULL_PROTOCOL),
+            hosts=config.hosts,
+            listen=not config.outbound_only,
+        )
         self.identity = identity
         self.hooks = hooks
         self.traffic = Traffic()
@@ -57,7 +66,8 @@ class Swarm:
     async def open(self, run: RunId | None) -> list[SeedReport]:
         """Start libp2p and dial the seeds."""
         self.reports = await self.substrate.start()
-        self.puller = Puller(self.substrate, run, traffic=self.traffic)
+        await self.bulk.start()
+        self.puller = Puller(self.bulk, run, traffic=self.traffic)
         return self.reports
 
     async def restart(self, note: Callable[[str, str], None]) -> None:
@@ -118,7 +128,7 @@ class Swarm:
             await self.shell.close()
         if self.messenger is not None:
             await self.messenger.close()
-        await self.substrate.close()
+        await self.bulk.close()
 
     # -- what the averager asks ----------------------------------------------------------------
 
@@ -136,7 +146,7 @@ class Swarm:
     ) -> str:
         """Send a contribution; the refusal or ''. Raises TransportError."""
         return await push(
-            self.substrate,
+            self.bulk,
             peer,
             contribution,
             pieces,

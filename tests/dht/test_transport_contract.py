@@ -1,6 +1,7 @@
 """What every transport promises, run over the in-memory twin (fast) and over libp2p (slow)."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dugnad.dht.direct import DirectTransport
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId
 from dugnad.dht.memory import MemoryNetwork
@@ -43,7 +45,12 @@ class Pair:
         await self.one.dial(self.two.peer, await self.two.addresses(), WAIT_S)
 
 
-@pytest.fixture(params=["memory", pytest.param("libp2p", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=[
+        "memory",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("libp2p", "direct")),
+    ]
+)
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
     if request.param == "memory":
         network = MemoryNetwork()
@@ -54,12 +61,40 @@ async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         await one.close()
         await two.close()
         return
+    if request.param == "direct":
+        async with direct_pair(tmp_path) as found:
+            yield found
+        return
     first, second = make_substrate(tmp_path / "1"), make_substrate(tmp_path / "2")
     await asyncio.gather(first.start(), second.start())
     try:
         yield Pair(first, second, (first, second), lambda: os.kill(second.p2pd_pid, signal.SIGKILL))
     finally:
         await asyncio.gather(first.close(), second.close())
+
+
+@contextlib.asynccontextmanager
+async def direct_pair(folder: Path) -> AsyncIterator[Pair]:
+    """Direct TLS streams for every protocol of these tests, beside the in-memory transport."""
+    network, made = MemoryNetwork(), []
+    for seed in (b"1", b"2"):
+        identity = Identity.ephemeral(seed * 32)
+        base = network.join(identity.peer)
+        direct = DirectTransport(
+            base, identity, folder, protocols=(ECHO, HOLD), hosts=("127.0.0.1",)
+        )
+        await direct.start()
+        made.append((base, direct))
+
+    def kill_two() -> None:
+        network.kill(made[1][0].peer)
+        made[1][1].abort()
+
+    books = (network.book(made[0][0].peer), network.book(made[1][0].peer))
+    yield Pair(made[0][1], made[1][1], books, kill_two)
+    for base, direct in made:
+        await direct.close()
+        await base.close()
 
 
 def make_substrate(folder: Path) -> Substrate:

@@ -1,0 +1,149 @@
+"""Streams over TLS 1.3 sockets: what is small is done on the event loop, what is large in threads.
+
+OpenSSL reads and writes the socket itself, straight from and into the caller's memory. A thread
+takes only what can be done at once (a burst) and never waits for the other side, so a few threads
+serve any number of slow peers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from dugnad.dht.ids import PeerId
+from dugnad.dht.sockets import SocketStream
+
+THREADS: Final = 4
+"""Bursts at the same time, of all streams: more than the cores of most machines that are lent."""
+INLINE_BYTES: Final = 64 * 1024
+"""Moved on the event loop at once, in about 0.1 ms; longer bursts go to a thread."""
+BURST_BYTES: Final = 1 << 20
+"""A thread gives the stream back after so much, so that a close or abort takes effect."""
+SEND_BYTES: Final = 128 * 1024
+"""One call of OpenSSL: eight TLS records. An interrupted call must be repeated with equal bytes."""
+
+_pool: Final = ThreadPoolExecutor(THREADS, "tls")
+
+
+class TlsStream(SocketStream):
+    """A `Stream` on a connection of its own, so nothing else waits behind what it holds unsent."""
+
+    UNSENT_MAX = None
+
+    def __init__(
+        self, connection: socket.socket, peer: PeerId, forget: Callable[[SocketStream], None]
+    ) -> None:
+        assert isinstance(connection, ssl.SSLSocket), "TLS comes first"
+        super().__init__(connection, peer, forget)
+        self._tls = connection
+        self._lock = threading.Lock()  # OpenSSL allows one call at a time on a connection
+
+    async def _receive(self, view: memoryview) -> int:
+        got = await self._when_ready(self._read_some, view[:INLINE_BYTES])
+        if INLINE_BYTES // 2 < got < len(view):  # a quick line: there is probably more
+            got += await self._burst(self._read_burst, view[got : got + BURST_BYTES])
+        return got
+
+    async def _send(self, view: memoryview) -> None:
+        at = 0
+        while at < len(view):
+            if len(view) - at > INLINE_BYTES:
+                burst = view[at : at + BURST_BYTES]
+                sent = await self._burst(self._write_burst, burst)
+                at += sent
+                if sent == len(burst):
+                    continue
+            at += await self._when_ready(self._write, view[at : at + SEND_BYTES])
+
+    async def _linger(self) -> bool:
+        """Ends our direction, and waits until the other machine has all of it.
+
+        Then the connection may go at once: what the other side still writes is answered by a reset,
+        which takes nothing from what its kernel holds for its reader.
+        """
+        with contextlib.suppress(OSError), self._lock:
+            self._tls.unwrap()  # an error: it waits for the same word of the other side
+        self._shut(socket.SHUT_WR)
+        await self._sent()
+        return True
+
+    def _shut(self, how: int) -> None:
+        # Not SSLSocket's own: a reader would then be given the bytes as they are on the line.
+        socket.socket.shutdown(self._tls, how)
+
+    async def _when_ready(self, work: Callable[[memoryview], int], view: memoryview) -> int:
+        """What `work` returns, repeated when the socket is ready for it."""
+        while True:
+            try:
+                return work(view)
+            except ssl.SSLWantWriteError:
+                await wait_ready(self._tls, reading=False)
+            except (ssl.SSLWantReadError, BlockingIOError):  # the latter once TLS has ended
+                await wait_ready(self._tls, reading=True)
+
+    async def _burst(self, work: Callable[[memoryview], int], view: memoryview) -> int:
+        """What `work` returns, in a thread. It is never left behind with our memory and socket."""
+        job = self._loop.run_in_executor(_pool, work, view)
+        try:
+            return await asyncio.shield(job)
+        finally:
+            while not job.done():  # cancelled; a burst waits for nobody
+                await asyncio.wait((job,))
+
+    def _read_some(self, view: memoryview) -> int:
+        """Bytes that are here, at most a view full; 0 at the end. SSLWantReadError if none are."""
+        with self._lock:
+            got = self._tls.recv_into(view)
+        return got + self._read_burst(view[got:]) if got else 0
+
+    def _read_burst(self, view: memoryview) -> int:
+        """As many bytes as are here, perhaps none."""
+        got = 0
+        with contextlib.suppress(ssl.SSLWantReadError, BlockingIOError):
+            while got < len(view):
+                with self._lock:
+                    count = self._tls.recv_into(view[got:])
+                if not count:
+                    break
+                got += count
+        return got
+
+    def _write(self, part: memoryview) -> int:
+        with self._lock:
+            return self._tls.send(part)
+
+    def _write_burst(self, view: memoryview) -> int:
+        """How many bytes, in whole parts, could be handed over at once."""
+        at = 0
+        with contextlib.suppress(ssl.SSLWantWriteError, BlockingIOError):
+            while at < len(view):
+                at += self._write(view[at : at + SEND_BYTES])
+        return at
+
+
+async def wait_ready(connection: socket.socket, *, reading: bool) -> None:
+    """Waits until a socket can be read or written; one waiter of each kind at a time."""
+    loop = asyncio.get_running_loop()
+    number = connection.fileno()
+    if number < 0:
+        raise OSError("the socket is closed")
+    add, remove = (
+        (loop.add_reader, loop.remove_reader) if reading else (loop.add_writer, loop.remove_writer)
+    )
+    ready = loop.create_future()
+    add(number, _resolve, ready)
+    try:
+        await ready
+    finally:
+        remove(number)
+
+
+def _resolve(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
