@@ -1,4 +1,4 @@
-"""The simulated network: a seeded generator per link, delays, losses, and links that are cut."""
+"""The simulated network: links with latencies of their own, lines that queue, and cuts."""
 
 from __future__ import annotations
 
@@ -9,29 +9,49 @@ from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
 from dugnad.averaging.worker import FragmentWorker, WorkError
 from dugnad.dht.ids import PeerId
+from dugnad.simulation.links import Line, Link
 from dugnad.simulation.settings import Weather
 
 
 class Network:
     """Links between peers, each with a generator of its own: adding a peer shifts no other."""
 
-    def __init__(self, weather: Weather, rng: Callable[..., random.Random]) -> None:
+    def __init__(
+        self, weather: Weather, rng: Callable[..., random.Random], clock: Callable[[], float]
+    ) -> None:
         """``rng`` makes the generator that its arguments name (:meth:`World.rng`)."""
         self.weather = weather
         self.blocked: set[tuple[PeerId, PeerId]] = set()
+        self.up: dict[bytes, Line] = {}
+        self.down: dict[bytes, Line] = {}
         self._rng = rng
-        self._links: dict[tuple[PeerId, PeerId], random.Random] = {}
+        self._clock = clock
+        self._links: dict[tuple[PeerId, PeerId], Link] = {}
+        self._size = 0
 
-    def link(self, source: PeerId, target: PeerId) -> random.Random:
-        """The generator of one direction of a link."""
+    def link(self, source: PeerId, target: PeerId) -> Link:
+        """One direction of a link, with its generator."""
         key = (source, target)
         if key not in self._links:
-            self._links[key] = self._rng("link", source.hex()[:8], target.hex()[:8])
+            named = self._rng("link", source.hex()[:8], target.hex()[:8])
+            self._links[key] = Link(named.randbytes(32), source, target)
         return self._links[key]
 
-    def latency(self, link: random.Random) -> float:
-        """Seconds that one message takes."""
-        return link.uniform(self.weather.latency_low_s, self.weather.latency_high_s)
+    def weigh(self, size: int) -> None:
+        """The next message has so many bytes (:meth:`latency` counts them, once)."""
+        self._size = size
+
+    def latency(self, link: Link) -> float:
+        """Seconds until one message is there: its waiting, its bytes, its way."""
+        size, self._size = self._size, 0
+        taken, weather, now = link.trip(self.weather), self.weather, self._clock()
+        if size and weather.up_bytes_s:
+            taken += self.up.setdefault(link.source, Line()).passes(size, weather.up_bytes_s, now)
+        if size and weather.down_bytes_s:
+            there = now + taken
+            line = self.down.setdefault(link.target, Line())
+            taken += line.passes(size, weather.down_bytes_s, there)
+        return taken
 
     def noticed(self, source: PeerId, target: PeerId) -> float:
         """Seconds until ``target`` notices that its stream from ``source`` ended."""

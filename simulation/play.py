@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from functools import partial
 from typing import Final
@@ -150,6 +151,8 @@ class Play:
                 stage.restore(peer)
             case "claim":
                 stage.claims[peer] = event.factor
+            case "speed":
+                sim.step_s /= event.factor
 
     def _split(self, left: list[PeerId], event: Event) -> None:
         stage = self.stage
@@ -185,7 +188,9 @@ class Play:
         def arrive() -> None:
             if stage.now >= self.end:
                 return
-            if len(stage.alive()) < people.peers_max:
+            if rng.random() < _daylight(people, stage.now) and (
+                len(stage.alive()) < people.peers_max
+            ):
                 number = ARRIVALS_FROM + self.arrived
                 self.arrived += 1
                 self.newcomers.add(peer_of(number))
@@ -193,7 +198,8 @@ class Play:
                 self._live(stage.add(number))
             self._expect(people, rng)
 
-        stage.later(rng.expovariate(people.arrivals_per_min / 60.0), arrive)
+        busiest = people.arrivals_per_min * (1.0 + people.day_swing) / 60.0
+        stage.later(rng.expovariate(busiest), arrive)
 
     def _live(self, sim: SimPeer) -> None:
         """Plan the end of a peer's session."""
@@ -241,3 +247,11 @@ class Play:
         self.arrived += 1
         self.newcomers.add(peer_of(number))
         return self.stage.add(number, step_s=sim.step_s)
+
+
+def _daylight(people: People, now: float) -> float:
+    """The rate of arrivals as a share of the day's highest: a sine that begins at its mean."""
+    if not people.day_s:
+        return 1.0
+    wave = 1.0 + people.day_swing * math.sin(2.0 * math.pi * now / people.day_s)
+    return wave / (1.0 + people.day_swing)

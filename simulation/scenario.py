@@ -25,6 +25,9 @@ EVENTS_MAX: Final = 100
 """Events of one scenario; more is a program, not a scenario."""
 PEERS_MAX: Final = 64
 """Peers of one swarm: a full mesh (DESIGN.md section 8)."""
+JITTER: Final = 0.4
+"""Sigma of the messages' times in a scenario that does not say: one in twenty takes twice as long
+as usual."""
 SECONDS_MAX: Final = 36_000.0
 """Ten virtual hours of either phase."""
 
@@ -42,6 +45,7 @@ Action = Literal[
     "restart",
     "restore",
     "snapshot",
+    "speed",
     "split",
     "withhold",
 ]
@@ -80,6 +84,10 @@ class People(_Table, frozen=True, kw_only=True):
     """Volunteers who come and go during the chaos. Sessions have a heavy tail (Pareto)."""
 
     arrivals_per_min: float = 0.0
+    day_s: float = 0.0
+    """Length of a day, in which the arrivals swing; 0: they do not."""
+    day_swing: float = 0.0
+    """At noon so much more than the mean of arrivals comes, at night so much less; 0 to 1."""
     peers_max: int = 8
     session_s: float = 0.0
     """The shortest session; 0: nobody goes by itself."""
@@ -125,7 +133,7 @@ class Event(_Table, frozen=True, kw_only=True):
     disk: bool = True
     """restart: with the disk."""
     factor: float = 1000.0
-    """claim: tokens claimed for one that was trained."""
+    """claim: tokens claimed for one that was trained; speed: so many times as fast from now on."""
     beside: str = ""
     """add: peers that the newcomers share a side of the split with; '' means all."""
 
@@ -216,7 +224,7 @@ def draw(name: str, text: str, seed: int) -> Drawn:
         _judge(scenario)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, ScenarioError) as fault:
         raise ScenarioError(f"scenario {name}: {fault}") from fault
-    return Drawn(name, seed, scenario, options, Weather(**scenario.weather))
+    return Drawn(name, seed, scenario, options, Weather(**{"jitter": JITTER, **scenario.weather}))
 
 
 def _settle(value: object, path: str, seeds: tuple[str, int], options: dict[str, Plain]) -> object:
@@ -259,7 +267,7 @@ def _judge(scenario: Scenario) -> None:
     for key, value in scenario.weather.items():
         if key not in known:
             raise ScenarioError(f"`weather` has no key `{key}`; it has {', '.join(sorted(known))}")
-        if value < 0 or (not key.endswith("_s") and value > 1):
+        if value < 0 or (not key.endswith("_s") and key != "jitter" and value > 1):
             raise ScenarioError(f"`weather.{key}` is {value}, not a probability or a time")
     swarm = scenario.swarm
     if not 1 <= swarm.peers <= PEERS_MAX:
@@ -271,6 +279,8 @@ def _judge(scenario: Scenario) -> None:
     for key, value in ("seconds", scenario.seconds), ("calm_s", scenario.calm_s):
         if not 0 < value <= SECONDS_MAX:
             raise ScenarioError(f"`{key}` is {value}; it must be up to {SECONDS_MAX:.0f}")
+    if not 0 <= scenario.people.day_swing <= 1 or scenario.people.day_s < 0:
+        raise ScenarioError("`people.day_swing` must be 0 to 1, and `people.day_s` not below zero")
     if len(scenario.event) > EVENTS_MAX:
         raise ScenarioError(f"more than {EVENTS_MAX} events")
     for number, one in enumerate(scenario.event):
@@ -286,5 +296,7 @@ def _judge_event(number: int, one: Event, seconds: float) -> None:
     words = {"any", "first", "home", "actor", "minority", "half", "all", "newest", "dead"}
     if one.who not in words and not all(part.isdigit() for part in one.who.split()):
         raise ScenarioError(f"{where}: `who` is {one.who!r}, neither a word for peers nor numbers")
+    if one.factor <= 0:
+        raise ScenarioError(f"{where}: `factor` must be above zero")
     if min(one.times, one.count) < 1 or min(one.skip, one.reach, one.seconds) < 0:
         raise ScenarioError(f"{where}: a count or a time is too small")

@@ -20,6 +20,14 @@ class Weather:
 
     latency_low_s: float = 0.005
     latency_high_s: float = 0.15
+    """Each directed link has a median between these ..."""
+    jitter: float = 0.0
+    """... and each message a log-normal factor on it with this sigma (scenarios: see there)."""
+    reorder: float = 0.0
+    """A message is held back by one to four medians more."""
+    up_bytes_s: float = 0.0
+    """A host's uplink in bytes a second, shared by all that it sends; 0: without end."""
+    down_bytes_s: float = 0.0
     loss: float = 0.0
     """A control message vanishes (a stream that broke and came back)."""
     duplication: float = 0.0

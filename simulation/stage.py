@@ -383,11 +383,16 @@ class Stage(World):
         self.bytes += self._weighed[1]
         odd = isinstance(message, fm.Announce) and message.commit.header.version % 2
         if not (odd and self._is("miss", to)):
+            self.net.weigh(self._weighed[1])
             super()._send(sim, to, message, p)
+            self.net.weigh(0)  # it may have been lost on the way out
 
     def _send_contribution(self, sim: SimPeer, p: int, seq: int, to: PeerId) -> None:
-        self.bytes += len(sim.fragments[p].worker.inbox[(sim.peer, seq)].payload)
+        size = len(sim.fragments[p].worker.inbox[(sim.peer, seq)].payload)
+        self.bytes += size
+        self.net.weigh(size)
         super()._send_contribution(sim, p, seq, to)
+        self.net.weigh(0)
 
     def _forward(self, sim: SimPeer, p: int, key: ev.Key, to: PeerId) -> None:
         """As in the world; a maker refuses its own, and the daemon's forwarding ends there."""

@@ -59,7 +59,7 @@ class World:
         self.heap: list[tuple[float, int, Callable[[], None]]] = []
         self.counter = 0
         self.peers: dict[PeerId, SimPeer] = {}
-        self.net = Network(settings.weather, self.rng)
+        self.net = Network(settings.weather, self.rng, lambda: self.now)
         self.trace = hashlib.sha256()
         self.checks = Checks(settings.size, settings.horizon)
         self.genesis = [self._genesis(p) for p in range(settings.fragments)]

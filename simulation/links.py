@@ -1,0 +1,56 @@
+"""One direction of a link: its own latency distribution, and the line that its messages wait in.
+
+Each directed link has a median latency of its own, drawn once, and each message a log-normal factor
+on it, so that messages overtake each other as they do across streams. What a host sends shares its
+uplink, what it receives its downlink: a message waits until the bytes before it are through.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from dugnad.simulation.settings import Weather
+
+LATENCY_MAX_FACTOR: Final = 20.0
+"""A message takes at most so many medians: a log-normal tail has no end, a connection has."""
+REORDER_TRIPS: Final = 4.0
+"""A message held back is overtaken by everything of the next so many medians."""
+
+
+class Link(random.Random):
+    """One direction: a generator of its own, and what was drawn for the link from it."""
+
+    def __init__(self, seed: bytes, source: bytes, target: bytes) -> None:
+        super().__init__(seed)
+        self.source = source
+        self.target = target
+        self.median_s: float | None = None
+
+    def trip(self, weather: Weather) -> float:
+        """Seconds that the next message is under way, waiting aside."""
+        if self.median_s is None:
+            self.median_s = self.uniform(weather.latency_low_s, weather.latency_high_s)
+        factor = min(math.exp(self.gauss(0.0, weather.jitter)), LATENCY_MAX_FACTOR)
+        taken = self.median_s * factor
+        if weather.reorder and self.random() < weather.reorder:
+            taken += self.median_s * self.uniform(1.0, REORDER_TRIPS)
+        return taken
+
+
+@dataclass(slots=True)
+class Line:
+    """One host's up- or downlink: first come, first served."""
+
+    free_at: float = 0.0
+    longest_wait_s: float = 0.0
+    """The longest that a message waited for those before it."""
+
+    def passes(self, size: int, rate: float, now: float) -> float:
+        """Seconds until ``size`` bytes that come ``now`` are through at ``rate`` bytes a second."""
+        begin = max(now, self.free_at)
+        self.longest_wait_s = max(self.longest_wait_s, begin - now)
+        self.free_at = begin + size / rate
+        return self.free_at - now
