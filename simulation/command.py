@@ -17,6 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dugnad.simulation.chart import chart
+from dugnad.simulation.crowdcommand import play_crowds
+from dugnad.simulation.crowdreport import CROWDS, TITLES
 from dugnad.simulation.report import (
     COLUMNS,
     VIOLATIONS_SHOWN,
@@ -58,6 +60,12 @@ def main(wish: Wish, clock: Callable[[], float]) -> int:
             raise ScenarioError("seeds are numbers from 0 on, and at least one is needed")
         if wish.replay and wish.scenario == ALL:
             raise ScenarioError("--replay needs the name of one scenario, and --seed")
+        if wish.scenario in CROWDS:
+            if wish.plot is not None:
+                raise ScenarioError(f"{wish.scenario} has no plot; --json FILE has its figures")
+            seeds = range(wish.seed, wish.seed + (1 if wish.replay else wish.seeds))
+            kept = play_crowds(wish.scenario, seeds, wish.json_file, clock)
+            return EXIT_OK if kept else EXIT_BROKEN
         all_series = run(wish, clock)
     except ScenarioError as fault:
         print(fault, file=sys.stderr)
@@ -74,6 +82,9 @@ def show_list() -> None:
         print(f"{name:22} {scenario.title}")
         if scenario.known:
             print(f"{'':22} not in `all`: {scenario.known}")
+    for name, title in TITLES.items():
+        print(f"{name:22} {title}")
+        print(f"{'':22} not in `all`: it takes minutes a seed")
 
 
 def run(wish: Wish, clock: Callable[[], float]) -> list[Series]:
