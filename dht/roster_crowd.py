@@ -52,8 +52,10 @@ from dugnad.dht.roster_rumours import (
     rumour,
 )
 
-LINKS_MIN: Final = 4
-"""Streams that a member sees to itself: each more costs half of all rumours once again."""
+LINKS_MIN: Final = 3
+"""Streams that a member sees to itself; with those it accepts about four. Each more costs half of
+all rumours once again: with 4 the roster of a swarm in much motion passed 1 kB/s.
+"""
 LINKS_MAX: Final = 6
 """Streams that it accepts (DESIGN.md section 6)."""
 BEAT_S: Final = 2.0

@@ -104,7 +104,6 @@ class CrowdWorld:
         self._queue: list[tuple[float, int, int, CrowdEvent]] = []
         self._count = 0
         self._arrives: dict[int, float] = {}
-        self._streams: set[int] = set()
         self._rng = random.Random(f"crowd/{seed}")
         self._digest = hashlib.sha256()
 
@@ -198,7 +197,16 @@ class CrowdWorld:
             figures.ghosts += ghosts
             figures.looked += 1
             figures.errors.append((missing + ghosts) / len(self._live))
-        self._digest.update(struct.pack("<dQQ", self.now, figures.events, figures.missing))
+        self._digest.update(
+            struct.pack(
+                "<d4Q",
+                self.now,
+                figures.events,
+                figures.missing,
+                figures.ghosts,
+                sum(self.sent_bytes),
+            )
+        )
 
     # --- inside
 
@@ -248,11 +256,9 @@ class CrowdWorld:
                 if self.cores[other] is None or trip > deadline_s:
                     self._push(self.now + deadline_s, slot, Unreached(other))
                     return
-                self._streams.add(_pair(slot, other))
                 self._push(self.now + trip, slot, LinkUp(other, True))
                 self._push(self.now + 0.75 * trip, other, LinkUp(slot, False))
             case Close(other):
-                self._streams.discard(_pair(slot, other))
                 self._push(self._arrival(slot, other, 0), other, LinkDown(slot))
 
     def _cut(self, slot: int, other: int) -> None:
@@ -283,10 +289,6 @@ class CrowdWorld:
     def _push(self, at: float, slot: int, event: CrowdEvent) -> None:
         self._count += 1
         heapq.heappush(self._queue, (at, self._count, slot, event))
-
-
-def _pair(one: int, other: int) -> int:
-    return min(one, other) << ORDER_BITS | max(one, other)
 
 
 def play_crowd(
