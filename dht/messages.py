@@ -13,10 +13,6 @@ from dugnad.dht.advert import ADVERT_BYTES_MAX, Advert, Count, clean_text
 from dugnad.dht.ids import KEY_BYTES, RUN_BYTES, PeerId, RunId
 from dugnad.dht.records import RecordError, encode
 
-PROTOCOL: Final = 1
-"""Version of everything that peers say to each other; peers of different versions refuse each
-other.
-"""
 CONTROL_PROTOCOL: Final = "/dugnad/control/1"
 """Name of the control stream in the transport."""
 PEERS_KNOWN_MAX: Final = 64  # everybody of a full mesh
@@ -42,6 +38,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
     incarnation: Count
     advert: Annotated[bytes, msgspec.Meta(max_length=ADVERT_BYTES_MAX)]
     wall_ms: WallMs
+    oldest: Count = 0
+    """The oldest protocol version that the sender speaks; 0 (not said): only `protocol`."""
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag=1):

@@ -128,8 +128,8 @@ class Gossip:
         if advert.peer == self._own.peer:
             self._about_me(advert, by.peer, now)
             return None
-        if not self._own.admits(advert.peer):
-            return None
+        if not self._own.admits(advert.peer) or not self._own.may_reach(advert):
+            return None  # its teller may be right to hear it
         known = self._table.get(advert.peer)
         newer = known is None or known.advert is None or advert.order > known.advert.order
         if newer:

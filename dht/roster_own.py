@@ -9,7 +9,8 @@ import msgspec
 
 from dugnad.dht.advert import Advert, advert_fault, fitted, sign_advert, verify_advert
 from dugnad.dht.ids import PeerId, RunId
-from dugnad.dht.messages import PROTOCOL, Hello
+from dugnad.dht.messages import Hello
+from dugnad.dht.protocol import OLDEST, PROTOCOL, Spoken
 from dugnad.dht.records import Signer, Verifier, encode
 
 DUPLICATE_MARGIN_MS: Final = 5_000
@@ -30,6 +31,12 @@ class RosterConfig:
     software: str
     protocol: int = PROTOCOL
     admitted: frozenset[PeerId] | None = None
+    oldest: int = OLDEST
+
+    @property
+    def spoken(self) -> Spoken:
+        """The protocol versions that we speak."""
+        return Spoken(min(self.oldest, self.protocol), self.protocol)
 
 
 class Own:
@@ -71,6 +78,10 @@ class Own:
         """Whether the run's admission list has room for the peer."""
         return self.config.admitted is None or peer in self.config.admitted
 
+    def may_reach(self, advert: Advert) -> bool:
+        """Whether a peer of the advert's protocol version can be expected to talk to us."""
+        return self.config.spoken.may_reach(advert.protocol)
+
     def hello(self, now: float) -> Hello:
         """The first message of each stream."""
         return Hello(
@@ -81,6 +92,7 @@ class Own:
             self.advert.incarnation,
             encode(self.advert),
             self.wall_ms(now),
+            self.config.spoken.oldest,
         )
 
     def renew(self, now: float, draft: Advert | None = None) -> None:
@@ -116,7 +128,7 @@ class Own:
 
     def fault(self, advert: Advert) -> str | None:
         """Why an advert, ours or foreign, cannot be accepted for this run; None if it can."""
-        if advert.protocol != self.config.protocol:
+        if not self.may_reach(advert):
             return f"the advert is for protocol {advert.protocol}"
         if not self.admits(advert.peer):
             return "this run admits only named peers"

@@ -21,6 +21,7 @@ from dugnad.dht.messages import (
     Refused,
     refused,
 )
+from dugnad.dht.protocol import Mismatch, agree, spoken_by
 from dugnad.dht.records import RecordError
 from dugnad.dht.roster_events import (
     Action,
@@ -221,15 +222,16 @@ class Streams:
         ours = self._own.config
         if hello.run != ours.run:
             return refused("run", "this peer belongs to another run")
-        if hello.protocol != ours.protocol:
-            return refused(
-                "protocol", f"protocol {ours.protocol} is spoken here, not {hello.protocol}"
-            )
+        theirs = spoken_by(hello.protocol, hello.oldest)
+        version = agree(ours.spoken, theirs, short(self._own.peer), short(entry.peer))
+        if isinstance(version, Mismatch):
+            return refused("protocol", version.reason)
         try:
             advert = decode_advert(hello.advert)
         except RecordError as error:
             return refused("advert", error.reason)
-        if advert.peer != entry.peer or advert.boot != hello.boot:
+        said = (advert.peer, advert.boot, advert.protocol)
+        if said != (entry.peer, hello.boot, hello.protocol):
             return refused("advert", "the advert describes another daemon")
         fault = self._own.fault(advert)
         return advert if fault is None else refused("advert", fault)

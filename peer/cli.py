@@ -166,7 +166,17 @@ def status(
 def peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """The peers of the swarm, as this daemon sees them."""
     answer = ask(home, "/v1/peers")
-    columns = ("name", "peer", "state", "link", "tokens_per_s", "listed_tokens", "last_seen_s")
+    columns: tuple[str, ...] = (
+        "name",
+        "peer",
+        "state",
+        "link",
+        "tokens_per_s",
+        "listed_tokens",
+        "last_seen_s",
+    )
+    if any(row.get("reason") for row in answer):
+        columns = (*columns, "reason")
     _show(answer, answer, as_json, columns)
 
 
@@ -325,7 +335,8 @@ def simulate(
 @app.command()
 def version() -> None:
     """Versions of the program and of what it speaks."""
-    from dugnad.peer.manifest import FORMAT, PROTOCOL
+    from dugnad.dht.protocol import PROTOCOL
+    from dugnad.peer.manifest import FORMAT
 
     print(f"dugnad {program_version()}, protocol {PROTOCOL}, manifest format {FORMAT}")
 

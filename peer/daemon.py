@@ -32,6 +32,7 @@ from dugnad.dht.identity import FolderLock, FolderLocked, Identity, IdentityErro
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.link import Link, format_link
 from dugnad.dht.p2pd import SubstrateError
+from dugnad.dht.protocol import PROTOCOL
 from dugnad.dht.records import verify_ed25519
 from dugnad.dht.substrate import SubstrateConfig
 from dugnad.peer.anchors import AnchorFiles
@@ -57,7 +58,7 @@ from dugnad.peer.init import initial_parameters
 from dugnad.peer.journal import Journal
 from dugnad.peer.ledger import Ledger
 from dugnad.peer.linkfile import write_link
-from dugnad.peer.manifest import PROTOCOL, Manifest, run_id
+from dugnad.peer.manifest import Manifest, run_id
 from dugnad.peer.paths import Home
 from dugnad.peer.progress import ProgressLog
 from dugnad.peer.pull import PullError

@@ -21,6 +21,7 @@ from dugnad.averaging.merge import RULES
 from dugnad.averaging.outer import OuterError, Rates, bits_of, float_of
 from dugnad.averaging.tree import array_root
 from dugnad.dht.ids import KEY_BYTES, PeerId, RunId
+from dugnad.dht.protocol import OLDEST, PROTOCOL, Spoken
 from dugnad.dht.records import (
     NO_RUN,
     SIGNATURE_BYTES,
@@ -52,8 +53,6 @@ if TYPE_CHECKING:  # loads pydantic, which the daemon does not need
 
 FORMAT: Final = 1
 """Version of the layout of a manifest's bytes."""
-PROTOCOL: Final = 1
-"""Version of what peers say to each other; peers of different versions cannot be in one run."""
 MANIFEST_BYTES_MAX: Final = 4 << 20
 """The index of 64 GiB of text has 2 MiB, the table of a model of a thousand layers 1 MiB."""
 DATA_KINDS: Final = ("bytes",)
@@ -85,7 +84,7 @@ class OtherVersion(ManifestError):
         self.protocol = protocol
         super().__init__(
             f"the run speaks protocol {protocol} (manifest format {format}), "
-            f"this is protocol {PROTOCOL} (format {FORMAT})"
+            f"this is protocol {Spoken(OLDEST, PROTOCOL)} (format {FORMAT})"
         )
 
 
@@ -293,7 +292,7 @@ def decode_manifest(data: bytes, run: RunId | None = None) -> Manifest:
 
 def validate(manifest: Manifest) -> None:
     """ManifestError unless every part is in range, fits the others, and all of it is signed."""
-    if (manifest.format, manifest.protocol) != (FORMAT, PROTOCOL):
+    if not _readable(manifest.format, manifest.protocol):
         raise OtherVersion(manifest.format, manifest.protocol)
     for check in _CHECKS:
         if fault := check(manifest):
@@ -329,6 +328,11 @@ def _signed_bytes(manifest: Manifest) -> bytes:
     return framed(_DOMAIN, NO_RUN, encode(msgspec.structs.replace(manifest, signature=b"")))
 
 
+def _readable(format: int, protocol: int) -> bool:
+    """Whether this release takes part in runs of those versions."""
+    return format == FORMAT and OLDEST <= protocol <= PROTOCOL
+
+
 def _check_versions(data: bytes) -> None:
     """Later versions may have another layout: the first two numbers are read before all else."""
     try:
@@ -338,7 +342,7 @@ def _check_versions(data: bytes) -> None:
         raise ManifestError(f"not a manifest: {error}") from None
     if len(numbers) < 2 or not all(0 <= number < _NUMBERS_SHOWN_MAX for number in numbers):
         raise ManifestError("not a manifest: it does not begin with its versions")
-    if numbers != [FORMAT, PROTOCOL]:
+    if not _readable(numbers[0], numbers[1]):
         raise OtherVersion(numbers[0], numbers[1])
 
 

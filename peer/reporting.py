@@ -10,6 +10,7 @@ import msgspec
 
 from dugnad.dht.advert import Advert
 from dugnad.dht.ids import PeerId, name_of, peer_text, run_text
+from dugnad.dht.roster import State as PeerIs
 from dugnad.peer import clock
 from dugnad.peer.leaderboard import board_view
 from dugnad.peer.lifecycle import Input, State
@@ -146,6 +147,9 @@ class Report:
             listed_tokens=listed,
             version=advert.software if advert is not None else "",
             addresses=list(self._addresses(peer)),
+            reason=""
+            if state is None or state.state is PeerIs.LIVE
+            else printable(state.reason, 200),
         )
 
     def leaderboard(self) -> Mapping[str, object]:

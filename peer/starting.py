@@ -16,6 +16,7 @@ import msgspec
 from dugnad.dht.identity import FolderLock, FolderLocked, Identity, IdentityError
 from dugnad.dht.ids import RunId, run_text
 from dugnad.dht.link import Link, LinkError, parse_link
+from dugnad.dht.protocol import PROTOCOL
 from dugnad.peer.clock import wall_ms
 from dugnad.peer.config import Settings
 from dugnad.peer.consent import agree, check_limits, check_machine, memory_available, offer
@@ -24,7 +25,6 @@ from dugnad.peer.errors import UserError
 from dugnad.peer.manifest import (
     FORMAT,
     MANIFEST_BYTES_MAX,
-    PROTOCOL,
     Manifest,
     ManifestError,
     OtherRun,

@@ -89,6 +89,8 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     listed_tokens: int
     version: str
     addresses: list[str]
+    reason: str = ""
+    """Why it is not reached, or not served; '' for live peers."""
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):

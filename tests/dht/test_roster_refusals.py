@@ -45,10 +45,10 @@ def test_a_peer_of_another_run_is_refused_and_both_see_why() -> None:
         assert "another run" in state.reason
 
 
-def test_a_peer_of_another_protocol_is_refused_by_number() -> None:
+def test_a_peer_two_protocols_on_is_refused_by_number() -> None:
     world = World(1)
     world.add(0)
-    world.add(1, config=RosterConfig(RUN, "world 2", protocol=2))
+    world.add(1, config=RosterConfig(RUN, "world 2", protocol=3, oldest=2))
     world.introduce(1, 0)
     world.run(5.0)
     for name in (0, 1):

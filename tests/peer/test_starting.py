@@ -11,10 +11,11 @@ import pytest
 from dugnad.dht.identity import FolderLock, Identity
 from dugnad.dht.ids import RunId, peer_text
 from dugnad.dht.link import format_link
+from dugnad.dht.protocol import PROTOCOL
 from dugnad.peer.config import Settings
 from dugnad.peer.corpus import ShardStore
 from dugnad.peer.errors import UserError
-from dugnad.peer.manifest import FORMAT, PROTOCOL, encode_manifest, run_id
+from dugnad.peer.manifest import FORMAT, encode_manifest, run_id
 from dugnad.peer.paths import Home
 from dugnad.peer.runfile import EXAMPLE_RUN
 from dugnad.peer.starting import (
