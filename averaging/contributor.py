@@ -126,6 +126,8 @@ class Contributor:
 
     def _find_open(self) -> list[int]:
         view = self.view
+        if view.stopped or view.me in view.banned:
+            return []
         return [
             seq
             for seq, own in sorted(self.own.items())

@@ -191,6 +191,14 @@ class ObtainFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Ordered:
+    """What the organiser says now (:mod:`dugnad.averaging.orders`), all of it."""
+
+    stopped: bool
+    banned: frozenset[PeerId]
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveNow:
     """Hand in what there is to somebody else, take on no duty any more."""
 
@@ -216,6 +224,7 @@ Event = (
     | CommitsWanted
     | Obtained
     | ObtainFailed
+    | Ordered
     | LeaveNow
 )
 

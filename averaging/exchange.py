@@ -32,6 +32,7 @@ from dugnad.averaging.events import (
     Merged,
     Obtained,
     ObtainFailed,
+    Ordered,
     Pace,
     PeerDown,
     PeerUp,
@@ -161,6 +162,10 @@ class Exchange:
                 self.follower.obtained(digest)
             case ObtainFailed():
                 self.follower.obtain_failed(event)
+            case Ordered(stopped, banned):
+                view.stopped, view.banned = stopped, banned
+                self.contributor.revision += 1
+                self.home.ordered()
             case LeaveNow():
                 view.leaving = True
                 self.home.hand_over()

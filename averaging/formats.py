@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
+from dugnad.averaging.orders import ORDERS_BYTES_MAX
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.records import RecordError, Signer, Verifier, decode, encode, framed
 
@@ -230,7 +231,14 @@ class Claims(msgspec.Struct, frozen=True, array_like=True, tag="u"):
     units: tuple[tuple[int, int], ...]
 
 
-Message = Announce | Witness | Heads | WantCommits | Commits | Claims
+class Word(msgspec.Struct, frozen=True, array_like=True, tag="o"):
+    """The newest orders of the organiser that the sender holds, as :mod:`dugnad.averaging.orders`
+    writes them."""
+
+    data: Annotated[bytes, msgspec.Meta(max_length=ORDERS_BYTES_MAX)]
+
+
+Message = Announce | Witness | Heads | WantCommits | Commits | Claims | Word
 
 _Signed = TypeVar("_Signed", Contribution, Header, Ack)
 
@@ -338,6 +346,8 @@ def message_fault(message: Message) -> str:
                 return "too many known digests"
             named = _named(fragment, digest) and all(len(d) == DIGEST_BYTES for d in known)
             return "" if named else "a wish with a number or digest out of range"
+        case Word():
+            return ""  # its size was checked with its type, the rest is for who knows the organiser
         case Claims(units):
             if len(units) > CLAIMS_MAX:
                 return "too many claims"

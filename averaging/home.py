@@ -119,6 +119,10 @@ class Home:
         view, c = self.view, event.contribution
         if c.peer == view.me:
             return "it is my own"
+        if view.stopped:
+            return "the organiser stopped the run"
+        if c.peer in view.banned:
+            return "its maker is banned by the organiser"
         reason = view.lineage.judge_contribution(c, view.head, fresh_seq=True)
         ahead = c.base - view.head.version
         if 0 < ahead <= view.settings.lineage.horizon:
@@ -142,6 +146,14 @@ class Home:
             return
         for key in sorted(self.inbox):
             self.view.out.append(Forward(key, home))
+
+    def ordered(self) -> None:
+        """The organiser has spoken: what lies here of banned makers goes."""
+        self._revision += 1
+        for key in sorted(self.inbox):
+            if key[0] in self.view.banned:
+                del self.inbox[key]
+                self.view.out.append(DropPayload(key, "its maker is banned by the organiser"))
 
     def new_head(self) -> None:
         """The head changed: start over for the version after it."""
@@ -196,6 +208,8 @@ class Home:
 
     def _find_usable(self) -> Usable:
         view = self.view
+        if view.stopped:
+            return {}
         found = {
             key: (one.contribution, one.pieces)
             for key, one in self.inbox.items()
@@ -214,7 +228,7 @@ class Home:
         if view.live and self._heir():
             start = max(start, (self.asked_at or view.now) + QUERY_S)
         have = {PeerId(peer) for peer, _ in usable}
-        live = set(view.live) | {view.me}
+        live = (set(view.live) - view.banned) | {view.me}
         expected = {PeerId(row.peer) for row in view.head.members if row.peer in live}
         if self.contributor.making is not None:
             expected.add(view.me)

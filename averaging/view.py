@@ -65,6 +65,11 @@ class View:
     """When the head's header was first seen."""
     due_at: float = 0.0
     leaving: bool = False
+    stopped: bool = False
+    """The organiser stopped the run: nothing is merged here any more; what was merged is
+    followed."""
+    banned: frozenset[PeerId] = frozenset()
+    """Peers whose contributions are not taken and whose duty is skipped. Their commits stand."""
     quiet_until: float = 0.0
     """After a jump of the clock: no duties before the others' heads are known."""
     commit_delay: LearnedDelay = field(
@@ -91,11 +96,15 @@ class View:
         self.out.append(Note(kind, text))
 
     def ended(self) -> bool:
-        """Whether nothing is to be merged any more: the head is the last version."""
-        return self.lineage.final(self.head)
+        """Whether nothing is to be merged any more: the head is the last version, or the organiser
+        stopped the run.
+        """
+        return self.stopped or self.lineage.final(self.head)
 
     def may_home(self) -> bool:
         """Whether I can take the duty for the version after the head."""
+        if self.stopped or self.me in self.banned:
+            return False
         if self.leaving and any(self.live.values()):
             return False  # somebody else can; the last one merges its own last work
         return self.settings.can_home and self.head.digest not in self.promised
@@ -112,6 +121,7 @@ class View:
             self.may_home(),
             tuple(self.live.items()),
             frozenset(self.passed),
+            self.banned,
         )
         if self._order is None or self._order[0] != state:  # asked for several times an event
             self._order = (state, self._succession())
@@ -119,7 +129,7 @@ class View:
 
     def _succession(self) -> list[PeerId]:
         run, fragment = self.settings.lineage.run, self.settings.lineage.fragment
-        able = [peer for peer, can in self.live.items() if can]
+        able = [peer for peer, can in self.live.items() if can and peer not in self.banned]
         if self.may_home():
             able.append(self.me)
         order, ruled = home_order(run, fragment, self.head, able)

@@ -32,6 +32,7 @@ from dugnad.dht.messages import (
 from dugnad.dht.records import Signer, Verifier, verify_ed25519
 from dugnad.dht.roster_events import (
     Action,
+    Bans,
     ClockJumped,
     ClockOffset,
     DialFailed,
@@ -131,6 +132,10 @@ class Roster:
             return PeerState(State.UNKNOWN, "never heard of", float("-inf"), None)
         return PeerState(entry.state, entry.reason, entry.since, entry.last_seen)
 
+    def banned(self) -> tuple[PeerId, ...]:
+        """Peers that are not served, as the last `Bans` said."""
+        return tuple(self._own.bans)
+
     def rtt(self, peer: PeerId) -> float | None:
         """The usual round trip to a peer in seconds; None if never measured."""
         entry = self._table.get(peer)
@@ -198,6 +203,8 @@ class Roster:
             case MyAdvert(advert):
                 self._own.renew(now, advert)
                 self._gossip.send_all(AdvertUpdate(self._own.advert))
+            case Bans(reasons):
+                self._streams.ban(reasons, now)
             case LeaveNow():
                 self._own.leaving = True
                 self._gossip.send_all(Leaving(self.me, self._own.advert.incarnation))

@@ -4,6 +4,7 @@ The shell feeds events and performs actions in order. `stream` is a number that 
 each control stream and never uses again: for a moment two streams with one peer may exist.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dugnad.dht.advert import Advert
@@ -74,6 +75,13 @@ class MyAdvert:
 
 
 @dataclass(frozen=True, slots=True)
+class Bans:
+    """These peers, and only these, are not served any more: peer -> the reason they are told."""
+
+    reasons: Mapping[PeerId, str]
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveNow:
     """Say good-bye to everybody."""
 
@@ -88,7 +96,16 @@ class Timer:
 
 
 Event = (
-    StreamUp | StreamDown | MessageIn | GarbageIn | DialFailed | Known | MyAdvert | LeaveNow | Timer
+    Bans
+    | StreamUp
+    | StreamDown
+    | MessageIn
+    | GarbageIn
+    | DialFailed
+    | Known
+    | MyAdvert
+    | LeaveNow
+    | Timer
 )
 
 # --- actions

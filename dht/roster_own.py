@@ -2,6 +2,7 @@
 clock.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,6 +52,7 @@ class Own:
         self.config = config
         self.boot = draft.boot
         self.leaving = False
+        self.bans: Mapping[PeerId, str] = {}
         self._signer = signer
         self._verifier = verifier
         self._incarnation = max(draft.incarnation, draft.at_ms // 1000)
@@ -75,7 +77,9 @@ class Own:
         return max(0, round((now + (self._wall_s or 0.0)) * 1000))
 
     def admits(self, peer: PeerId) -> bool:
-        """Whether the run's admission list has room for the peer."""
+        """Whether the run's admission list has room for the peer, and it is not banned."""
+        if peer in self.bans:
+            return False
         return self.config.admitted is None or peer in self.config.admitted
 
     def may_reach(self, advert: Advert) -> bool:

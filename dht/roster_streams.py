@@ -7,7 +7,7 @@ id opened stays. While that is open both are used, so nothing flaps. The same pr
 that was started anew (its old stream is dead) from two daemons with one key (it is alive).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from dugnad.dht.advert import Advert, clean_text, decode_advert
@@ -143,6 +143,17 @@ class Streams:
         ban_s = BAN_S if refusal.code in _BANNING else 0.0
         self._liveness.refuse(entry, f"{refusal.code}: {refusal.reason}", now, ban_s=ban_s)
 
+    def ban(self, reasons: Mapping[PeerId, str], now: float) -> None:
+        """From now on these peers, and only these, are not served, whatever they were before."""
+        self._own.bans = dict(reasons)
+        for entry in list(self._table):
+            reason = reasons.get(entry.peer)
+            if reason is None:
+                continue
+            for number in entry.streams:
+                self._out.append(Send(entry.peer, number, refused("admission", reason)))
+            self._liveness.refuse(entry, f"admission: {reason}", now)
+
     def refuse_for(
         self, entry: Entry, number: int, code: RefusalCode, reason: str, now: float
     ) -> None:
@@ -198,6 +209,8 @@ class Streams:
             return refused("duplicate", "this is your own identity")
         if self._own.leaving:
             return refused("leaving", "this peer is leaving")
+        if peer in self._own.bans:
+            return refused("admission", self._own.bans[peer])
         if not self._own.admits(peer):
             return refused("admission", "this run admits only named peers")
         if entry is None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from dugnad.peer import cli_config, cli_doctor, cli_keys, cli_service, cli_steer
+from dugnad.peer import cli_config, cli_doctor, cli_keys, cli_organiser, cli_service, cli_steer
 from dugnad.peer.cli_common import HomeOption, JsonOption, ask, print_json
 from dugnad.peer.clock import wall_ms
 from dugnad.peer.errors import (
@@ -33,6 +33,7 @@ identity_app = typer.Typer(no_args_is_help=True, help="The key that is this peer
 app.add_typer(identity_app, name="identity")
 app.add_typer(cli_config.app, name="config")
 app.add_typer(cli_service.app, name="service")
+app.add_typer(cli_organiser.app, name="organiser")
 cli_keys.register(identity_app)
 cli_steer.register(app)
 cli_doctor.register(app)

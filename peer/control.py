@@ -24,8 +24,8 @@ from dugnad.peer.paths import DaemonFile, Home, write_private
 from dugnad.peer.views import EVENTS_PER_REPLY_MAX, DaemonView
 
 LOOPBACK: Final = "127.0.0.1"
-REQUEST_BYTES_MAX: Final = 16 * 1024
-"""The largest request is a few dozen bytes."""
+REQUEST_BYTES_MAX: Final = 64 * 1024
+"""The organiser's orders in base64 have 46 KB at most; other requests a few dozen bytes."""
 TOKEN_BYTES: Final = 32
 SHUTDOWN_S: Final = 0.5
 """How long a request under way may go on when the daemon stops: all of them answer from memory."""
@@ -45,6 +45,12 @@ class SteerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     wish: Literal["pause", "resume", "snooze", "finish"]
     seconds: Annotated[float, msgspec.Meta(ge=1.0, le=SNOOZE_MS_MAX / 1000)] = 3600.0
+
+
+class OrdersRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/orders`: the signed record in base64."""
+
+    record: bytes
 
 
 class ControlServer:
@@ -108,6 +114,7 @@ class ControlServer:
                 web.get("/v1/events", self._get_events),
                 web.post("/v1/leave", self._post_leave),
                 web.post("/v1/steer", self._post_steer),
+                web.post("/v1/orders", self._post_orders),
             ]
         )
         return application
@@ -166,6 +173,13 @@ class ControlServer:
             raise web.HTTPBadRequest(text=f"not a leave request: {error}") from None
         self._view.request_leave(asked.drain)
         return _json({"leaving": True, "drain": asked.drain})
+
+    async def _post_orders(self, request: web.Request) -> web.Response:
+        try:
+            asked = msgspec.json.decode(await request.read() or b"{}", type=OrdersRequest)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise web.HTTPBadRequest(text=f"not orders: {error}") from None
+        return _json({"refused": self._view.order(asked.record)})
 
     async def _post_steer(self, request: web.Request) -> web.Response:
         try:

@@ -59,6 +59,7 @@ from dugnad.peer.journal import Journal
 from dugnad.peer.ledger import Ledger
 from dugnad.peer.linkfile import write_link
 from dugnad.peer.manifest import Manifest, run_id
+from dugnad.peer.orderkeeper import OrderKeeper
 from dugnad.peer.paths import Home
 from dugnad.peer.progress import ProgressLog
 from dugnad.peer.pull import PullError
@@ -113,6 +114,7 @@ class Daemon:
         self._tasks: set[asyncio.Task[None]] = set()
         self._main: asyncio.Task[int] | None = None
         self.happenings = Happenings(self)
+        self.orders = OrderKeeper(self)
         self.steward = Steward(self)
         self.swarm = Swarm(self._substrate_config(start), identity, self._hooks())
         self.manifest: Manifest
@@ -258,6 +260,7 @@ class Daemon:
             on_fault=self._exchange_failed,
         )
         self.averager = Averager(ports, cores)
+        self.orders.load()
         self.vitals = Vitals(self)
         self.report = Report(self)
 
@@ -286,6 +289,7 @@ class Daemon:
             self.averager.start()
             await self._serve()
             await self.swarm.start(self.run_id, await self._advert(), self._admitted())
+            self.orders.joined()
             await self.ledger.restore()
             await self._finish_promises()
             for p, shell in enumerate(self.averager.fragments):
@@ -338,6 +342,8 @@ class Daemon:
     ) -> str:
         if not self.manifest.admits(PeerId(made.peer)):
             return "this run does not admit its maker"
+        if refusal := self.orders.refusal(PeerId(made.peer)):
+            return refusal
         return await self.averager.contribution_in(made, pieces, payload)
 
     async def _finish_promises(self) -> None:
@@ -433,6 +439,7 @@ class Daemon:
         writing = [task for task in self._tasks if task.get_name().startswith(REMEMBER)]
         if writing and not self.forced:  # the last heads and anchors are to be on the disk
             await asyncio.wait(writing, timeout=WRITE_S)
+        self.orders.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

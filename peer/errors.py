@@ -64,6 +64,8 @@ ERRORS: Final[Mapping[str, ErrorKind]] = MappingProxyType(
         "E042": ErrorKind("no such run in the data folder", 42),
         "E043": ErrorKind("the export would replace something", 43),
         "E044": ErrorKind("the model cannot be exported or sampled", 44),
+        "E045": ErrorKind("only the organiser of the run may do that", 45),
+        "E046": ErrorKind("that cannot be ordered", 46),
         "E030": ErrorKind("no daemon is running", EXIT_NOT_RUNNING),
         "E031": ErrorKind("the daemon does not answer", EXIT_FAILURE),
     }

@@ -76,6 +76,7 @@ class Happenings:
         self.daemon.note("peer", f"{self.label(peer)} is here", peer=short(peer))
         assert self.daemon.swarm.messenger is not None
         self.daemon.swarm.messenger.peer_up(peer)
+        self.daemon.orders.tell(peer)
         self.daemon.averager.peer_up(peer, can_home=advert.can_home)
         self.daemon.units.handle(PeerBack(peer), clock.now())
         self.daemon.vitals.roster_changed()
@@ -112,6 +113,9 @@ class Happenings:
             self.daemon.leaving.set()
 
     def message_in(self, sender: PeerId, message: fm.Message) -> None:
+        if isinstance(message, fm.Word):
+            self.daemon.orders.heard(sender, message.data)
+            return
         if isinstance(message, fm.Claims):
             self.daemon.units.handle(Claimed(sender, message.units), clock.now())
             return

@@ -60,6 +60,11 @@ class RunFolder:
         """The encoded manifest, whose SHA-256 is the run id."""
         return self.root / "manifest.bin"
 
+    @property
+    def orders(self) -> Path:
+        """What the organiser has ordered, signed; of no use to anybody else."""
+        return self.root / "orders.bin"
+
     def create(self) -> None:
         """Makes the folders, private to their owner. UserError when the disk refuses."""
         for folder in (self.root.parent, self.root, self.anchors, self.shards):

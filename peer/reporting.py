@@ -173,6 +173,10 @@ class Report:
         """Start to leave."""
         self.daemon.request_leave(drain)
 
+    def order(self, data: bytes) -> str:
+        """Take signed orders of the organiser; why not, or ''."""
+        return self.daemon.orders.take(data)
+
     def steer(self, given: Input, until_ms: int = 0) -> str:
         """Do what its owner says; the answer."""
         return self.daemon.steward.say(given, until_ms=until_ms)

@@ -25,15 +25,21 @@ class RunEnd:
 
     def reason(self) -> str:
         """Why nothing is trained any more, in one line."""
+        if ordered := self.daemon.orders.stop_reason():
+            return ordered
         return f"the run has reached its {self.daemon.manifest.token_budget:,} tokens"
 
     def all_ended(self) -> bool:
         """Whether every fragment has its last version."""
         return all(shell.core.view.ended() for shell in self.daemon.averager.fragments)
 
+    def over(self) -> bool:
+        """Whether there is nothing to train for: the run has ended, or the organiser says so."""
+        return self.all_ended() or bool(self.daemon.orders.stop_reason())
+
     def look(self) -> None:
         """Stop or go on training when that has changed."""
-        ended = self.all_ended()
+        ended = self.over()
         if ended == self.ended or self.daemon.leaving.is_set():
             return
         self.ended = ended
@@ -44,4 +50,4 @@ class RunEnd:
         else:
             self.daemon.training.enable()
             self.daemon.state, self.daemon.reason = "training", ""
-            self.daemon.note("end", "the run goes on: a heavier lineage has not ended")
+            self.daemon.note("end", "the run goes on: it has not ended")

@@ -132,6 +132,10 @@ class DaemonView(Protocol):
         """Starts leaving and returns; with `drain`, what was learned is handed in first."""
         ...
 
+    def order(self, data: bytes) -> str:
+        """Takes signed orders of the organiser; why not, or ''."""
+        ...
+
     def steer(self, given: Input, until_ms: int = 0) -> str:
         """Takes what its owner says (PAUSE, RESUME, SNOOZE until `until_ms`, FINISH); the
         answer."""

@@ -155,6 +155,7 @@ class Vitals:
             return
         await substrate.meet(daemon.averager.live())
         await publish(substrate, daemon.run_id, roster.my_advert)
+        await daemon.orders.use_book(substrate)
         for _ in range(SHARDS_A_LOOK):
             self._shard = (self._shard + 1) % SHARDS
             for advert in await look_up(substrate, daemon.run_id, self._shard):
@@ -304,7 +305,7 @@ class Vitals:
         if daemon.ledger.lacking and live and waited < 2 * JOIN_ALONE_S:
             return
         self.synced = True
-        if self.end.all_ended():
+        if self.end.over():
             return  # a newcomer to a run that is over trains nothing
         daemon.state, daemon.reason = "training", ""
         daemon.training.enable()

@@ -88,8 +88,8 @@ def message_events(sender: PeerId, message: fm.Message) -> list[ev.Event]:
             return [ev.CommitsWanted(sender, digest, known)]
         case fm.Commits(_, commits, checkpoint):
             return [ev.CommitsIn(sender, commits, checkpoint)]
-        case fm.Claims():
-            return []  # the world plays no work units
+        case fm.Claims() | fm.Word():
+            return []  # the world plays no work units and has no organiser
 
 
 def fetch(action: ev.Obtain, there: FragmentWorker, here: FragmentWorker) -> None:

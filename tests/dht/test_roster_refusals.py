@@ -5,10 +5,12 @@ import hashlib
 import msgspec
 import pytest
 
+from dugnad.dht.advert import decode_advert
 from dugnad.dht.ids import RunId
-from dugnad.dht.messages import AdvertUpdate, Ping
+from dugnad.dht.messages import AdvertUpdate, AliveNotice, Ping
 from dugnad.dht.roster import MESH_MAX, RosterConfig, State
 from dugnad.dht.roster_events import (
+    Bans,
     CloseStream,
     Dial,
     DialFailed,
@@ -183,3 +185,20 @@ def test_events_for_forgotten_streams_are_harmless() -> None:
 
 
 # --- clocks and sameness
+
+
+def test_a_banned_peer_is_closed_with_the_reason_and_served_again_when_the_ban_is_lifted() -> None:
+    roster = lone_roster()
+    connect(roster, 1, 1, 0.0)
+    connect(roster, 2, 2, 0.0)
+    actions = roster.handle(Bans({peer_id(1): "banned by the organiser: floods"}), 1.0)
+    assert refusals(actions)[0].reason == "banned by the organiser: floods"
+    assert [lost.peer for lost in only(PeerLost, actions)] == [peer_id(1)]
+    assert roster.live() == (peer_id(2),)
+    again = roster.handle(StreamUp(peer_id(1), 3, outgoing=False), 2.0)
+    assert refusals(again)[0].reason == "banned by the organiser: floods"
+    told = MessageIn(peer_id(2), 2, AliveNotice(decode_advert(hello_of(1).advert)))
+    assert not refusals(roster.handle(told, 3.0)), "who still hears it may"
+    assert roster.live() == (peer_id(2),)
+    roster.handle(Bans({}), 4.0)
+    assert only(PeerUp, connect(roster, 1, 4, 5.0))

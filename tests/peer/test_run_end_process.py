@@ -110,3 +110,36 @@ def test_a_run_ends_at_its_budget_and_its_model_leaves_as_files(
     assert len(written.stdout.encode()) >= 30
     assert "version" in written.stderr
     assert peers.processes[first].poll() is None
+
+
+def test_the_organiser_bans_a_peer_lifts_the_ban_and_stops_the_run(
+    peers: Peers, tmp_path: Path
+) -> None:
+    first = peers.launch("start", str(run_file(tmp_path)))
+    link = wait_for(partial(peers.link, first), 40.0, "the link")
+    second = peers.launch("join", link)
+
+    def live(count: int) -> Any:  # Any: JSON
+        status = peers.status(first)
+        return status if status and status["peers_live"] == count else None
+
+    run = wait_for(partial(live, 2), 40.0, "both")["run"]
+    homes = [str(tmp_path / f"home{n}") for n in (first, second)]
+    bad = wait_for(partial(peers.status, second), 20.0, "the second")["peer"]
+    theirs = dugnad("organiser", "stop", run, "--reason", "mine", "--home", homes[1])
+    assert theirs.returncode == 45, theirs.stderr
+    told = dugnad("organiser", "ban", run, bad, "--reason", "floods", "--home", homes[0])
+    assert told.returncode == 0, told.stderr
+    wait_for(partial(live, 1), 20.0, "the banned peer is gone")
+    rows = {row["peer"]: row for row in Client(Home(Path(homes[0]))).get("/v1/peers")}
+    assert "banned by the organiser: floods" in rows[bad]["reason"]
+    wait_for(lambda: "floods" in str(peers.status(second)), 20.0, "the banned peer says why")
+
+    assert dugnad("organiser", "unban", run, bad, "--home", homes[0]).returncode == 0
+    wait_for(partial(live, 2), 90.0, "the peer is back")
+    assert dugnad("organiser", "stop", run, "--reason", "done", "--home", homes[0]).returncode == 0
+    for number in (first, second):
+        end = wait_for(partial(peers.finished, number), 60.0, "the stop")
+        assert end["reason"] == "the organiser stopped the run: done"
+    shown = dugnad("organiser", "show", run, "--home", homes[1])
+    assert shown.stdout.splitlines() == ["stopped: done", "nobody is banned"]
