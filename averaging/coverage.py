@@ -42,6 +42,9 @@ class CreditRules:
     epoch_sequences: int
     horizon: int = 4
     """F: a commit this many versions below its head is settled."""
+    token_budget: int = 0
+    """A head whose token total reaches it is the last: everything below it and itself is settled.
+    0: no end."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.fragments <= FRAGMENTS_MAX:

@@ -41,6 +41,8 @@ class Entry:
     home: PeerId
     time_ms: int
     receipts: int
+    final: bool = False
+    """The run ended with it: nothing is built on it any more."""
     refused: int = 0
     earned: dict[PeerId, Tally] = field(default_factory=dict)
     covered: list[UnitPiece] = field(default_factory=list)
@@ -90,7 +92,11 @@ class CreditChain:
 
     @property
     def settled(self) -> int:
-        """The newest version that lies F versions below the newest applied."""
+        """The newest version that lies F versions below the newest applied, or that itself where
+        the run has ended with it.
+        """
+        if self.journal and self.journal[-1].final:
+            return self.version
         return max(self.base_version, self.version - self.rules.horizon)
 
     @property
@@ -142,6 +148,7 @@ class CreditChain:
         header = commit.header
         home = PeerId(header.home)
         entry = Entry(digest, header.parent, header.version, home, header.time_ms, 0)
+        entry.final = 0 < self.rules.token_budget <= header.tokens_total
         entry.acked = {PeerId(a.peer) for a in commit.acks if a.digest == digest} - {home}
         for one in commit.inputs:
             entry.receipts += 1

@@ -90,6 +90,7 @@ def credit_rules(manifest: Manifest, run: RunId) -> CreditRules:
         unit_sequences=manifest.unit_sequences,
         epoch_sequences=manifest.data.held_out_start,
         horizon=manifest.exchange.horizon,
+        token_budget=manifest.token_budget,
     )
 
 
