@@ -7,14 +7,13 @@ requests, a stopped one is not asked.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import shutil
 import signal
 import sqlite3
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,7 +86,7 @@ class ChurnPeer:
         self.process: subprocess.Popen[bytes] | None = None
         self.family: set[psutil.Process] = set()
         self.last: dict[str, Any] = {}  # Any: JSON of its status
-        self.outlived = 0
+        self.outlived: set[psutil.Process] = set()
         self._environment = peer_environment(folder / "s")
         self._command = [*command, "--yes", "--home", str(self.home.root)]
         self._command += ["--listen", "127.0.0.1:0", "--threads", "1"]
@@ -152,7 +151,7 @@ class ChurnPeer:
         until = time.monotonic() + GONE_S
         while (left := living(self.family)) and time.monotonic() < until:
             time.sleep(0.05)
-        self.outlived += len(left)
+        self.outlived.update(left)
 
     def ask_to_leave(self) -> None:
         """SIGTERM."""
@@ -181,10 +180,10 @@ class ChurnPeer:
         now = time.time()
         self.spans.append(Span(self.number, now, begin=now, started=False))
 
-    def sockets_left(self) -> int:
+    def sockets_left(self) -> list[Path]:
         """Files in its folder for sockets; a daemon that left in order leaves none."""
         runtime = self.home.runtime(self._environment)
-        return sum(1 for path in runtime.rglob("*") if not path.is_dir())
+        return [path for path in runtime.rglob("*") if not path.is_dir()]
 
     def end(self) -> None:
         """End all of its processes at any cost."""
@@ -257,16 +256,11 @@ def lineage_of(peer: ChurnPeer, run: RunId, peers: Sequence[ChurnPeer]) -> list[
     return found
 
 
-def pid_space_is_clean(processes: Sequence[psutil.Process]) -> int:
-    """How many of these processes still run."""
-    return len([one for one in living(processes) if one.pid != os.getpid()])
-
-
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextlib.contextmanager
-def interrupted_in_order() -> Any:  # Any: a context manager that yields nothing
+def interrupted_in_order() -> Iterator[None]:
     """SIGTERM ends the benchmark as Ctrl-C does: the peers are ended first."""
 
     def stop(number: int, _: object) -> None:

@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, Final
 
 import _churnfigures as figures
@@ -41,16 +42,19 @@ from _churnswarm import (
     interrupted_in_order,
     lineage_of,
     link_of,
-    pid_space_is_clean,
     run_of,
     write_run_file,
 )
+
+from dugnad.peer.demoswarm import living
 
 TICK_S: Final = 0.5
 START_S: Final = 90.0
 """All peers train after this, or the benchmark gives up."""
 AGREE_S: Final = 40.0
 """Equal heads must come this soon after the last fault's end."""
+SETTLE_S: Final = 1.0
+"""From the end of the last daemon until nothing of it may be left."""
 FLOWED_S: Final = 6.0
 """After everybody trains, until the calm minute begins."""
 
@@ -145,7 +149,7 @@ class Churn:
         assert peer.process is not None
         try:
             peer.process.wait(TERM_S)
-        except TimeoutError:
+        except subprocess.TimeoutExpired:
             peer.kill()
         peer.start()
 
@@ -172,17 +176,19 @@ class Churn:
 
     def _leave(self) -> int:
         """Ask all to leave; how much of them is left."""
-        processes = [child for one in self.peers for child in one.family]
         for peer in self.peers:
             if peer.up:
                 peer.ask_to_leave()
         until = time.time() + TERM_S
         while any(one.up for one in self.peers) and time.time() < until:
             time.sleep(0.1)
-        time.sleep(1.0)
-        left = pid_space_is_clean(processes) + sum(one.up for one in self.peers)
-        left += sum(one.outlived for one in self.peers)
-        return left + sum(one.sockets_left() for one in self.peers)
+        time.sleep(SETTLE_S)
+        left: list[object] = [f"daemon of peer {one.number}" for one in self.peers if one.up]
+        for peer in self.peers:
+            left += [*living(peer.family), *peer.outlived, *peer.sockets_left()]
+        for row in left:
+            say(f"left behind: {row}")
+        return len(left)
 
     def _figures(self, lost: int, left: int, statuses: list[dict[str, Any]]) -> dict[str, Any]:
         chains = [lineage_of(one, run_of(self.run_link), self.peers) for one in self.peers]
@@ -217,6 +223,7 @@ class Churn:
             **self._dips(spans),
             "back_s_median": median(back) if back else None,
             "back_s_p95": figures.p95(back) if back else None,
+            "outage_s": mean(back) if back else None,
             "back_s": [round(one, 2) for one in back],
             "wake_s_p95": _wake(spans, merges),
             "not_back": missing,

@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 
 # A seed that does not answer in this time is reported dead; the others are tried at the same time.
 SEED_TIMEOUT_S = 10.0
+# Once a seed has answered, the others get this long: one that is frozen takes the connection and
+# then says nothing, which cost a restarted peer all of SEED_TIMEOUT_S.
+SEED_GRACE_S = 2.0
 # A TCP handshake that takes longer is given up: two losses at 300 ms, or no such host.
 PROBE_TIMEOUT_S = 3.0
 # Addresses that worked, kept to redial at once: a swarm of some hundred peers, 16 addresses each.
@@ -315,11 +318,32 @@ class Substrate:
             raise SubstrateError(f"p2pd does not take streams of {protocol}: {error}") from error
 
     async def _dial_seeds(self) -> list[SeedReport]:
-        reports = await asyncio.gather(*(self._dial_seed(seed) for seed in self.config.seeds))
+        reports = await self._reports(self.config.seeds)
         live = [parse_address(report.address).peer for report in reports if report.ok]
         if live and self.config.address_book:
             await self._book.meet([peer for peer in live if peer], SEED_TIMEOUT_S)
         return list(reports)
+
+    async def _reports(self, seeds: Sequence[str]) -> list[SeedReport]:
+        """What came of dialling all seeds at once, in their order."""
+        tasks = [asyncio.create_task(self._dial_seed(seed), name="dial a seed") for seed in seeds]
+        pending, grace = set(tasks), False
+        try:
+            while pending and not grace:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                grace = any(task.result().ok for task in done)
+            if pending:
+                _, pending = await asyncio.wait(pending, timeout=SEED_GRACE_S)
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return [
+            SeedReport(seed, False, "no answer while another seed answered")
+            if task.cancelled()
+            else task.result()
+            for seed, task in zip(seeds, tasks, strict=True)
+        ]
 
     async def _dial_seed(self, seed: str) -> SeedReport:
         try:

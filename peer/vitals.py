@@ -48,6 +48,11 @@ EVALUATE_SEQUENCES: Final = 16
 ALONE_S: Final = 4.0
 """A peer that hears nobody begins alone after this long; whoever joins by a link waits longer."""
 JOIN_ALONE_S: Final = 20.0
+ASK_HEADS_S: Final = 1.0
+"""A newcomer asks those it has not heard this often where they stand."""
+SILENT_S: Final = 5.0
+"""A newcomer waits this long for all answers; then for most: one frozen peer, or one that is just
+starting itself, held a restarted peer back for 20 s (benchmarks/churn.py)."""
 REMEMBER_S: Final = 30.0
 """Peers met are written down this often."""
 BOOK_S: Final = 120.0
@@ -61,6 +66,11 @@ RECEIPTS_S: Final = 15.0
 KEEP_FOLD_S: Final = 3600.0
 """Between two looks for receipts that are old enough to be forgotten."""
 GAPS_KEPT: Final = 64
+
+
+def enough_heard(live: int, silent: int, waited_s: float) -> bool:
+    """Whether a newcomer knows where the swarm stands, though some have not said it."""
+    return not silent or (waited_s >= SILENT_S and 2 * silent < live)
 
 
 class Vitals:
@@ -296,8 +306,12 @@ class Vitals:
             alone = JOIN_ALONE_S if daemon.link is not None else ALONE_S
             if waited < alone:
                 return
-        elif not all(peer in self.heard for peer in live) and waited < JOIN_ALONE_S:
-            return
+        elif waited < JOIN_ALONE_S and (silent := [one for one in live if one not in self.heard]):
+            if self._due("ask heads", ASK_HEADS_S, now):
+                for peer in silent:
+                    daemon.swarm.send(peer, fm.Heads(daemon.averager.heads().rows, reply=True))
+            if not enough_heard(len(live), len(silent), waited):
+                return
         for p, shell in enumerate(daemon.averager.fragments):
             ahead = max((self.heard.get(peer, {}).get(p, 0) for peer in live), default=0)
             if shell.core.head.version + 1 < ahead or (ahead and not shell.core.head.version):

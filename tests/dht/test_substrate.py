@@ -21,7 +21,7 @@ from dugnad.dht.book import swarm_time
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import peer_text
 from dugnad.dht.ports import DialError, Stream, StreamEnded
-from dugnad.dht.substrate import Substrate, SubstrateConfig, SubstrateError
+from dugnad.dht.substrate import SEED_TIMEOUT_S, Substrate, SubstrateConfig, SubstrateError
 
 pytestmark = pytest.mark.slow
 
@@ -82,6 +82,20 @@ async def test_a_third_peer_joins_through_a_dead_and_a_live_seed(make: Make) -> 
     assert "starts with a slash" in texts[4]
     assert await second.store("key", b"value", 120)
     assert await third.get("key") == {second.peer: b"value"}
+
+
+async def test_a_seed_that_answers_nothing_holds_nobody_up_once_another_answers(make: Make) -> None:
+    first = make()
+    await first.start()
+    live = (await first.addresses())[0]
+    with socket.create_server(("127.0.0.1", 0)) as frozen:  # the kernel takes its connections
+        nobody = peer_text(Identity.ephemeral(b"n" * 32).peer)
+        mute = f"/ip4/127.0.0.1/tcp/{frozen.getsockname()[1]}/p2p/{nobody}"
+        second = make(seeds=(mute, live))
+        async with asyncio.timeout(SEED_TIMEOUT_S - 2.0):
+            reports = await second.start()
+    assert [report.ok for report in reports] == [False, True]
+    assert "no answer" in reports[0].reason
 
 
 async def test_only_dead_seeds_do_not_stop_a_start(make: Make) -> None:

@@ -13,12 +13,15 @@ from subprocess import DEVNULL, STDOUT, Popen
 from typing import Any
 
 import psutil
+import pytest
 from _nethosts import Host, Hosts
 
 from dugnad.peer.client import Client
 from dugnad.peer.demoswarm import LINK_PREFIX, peer_environment
 from dugnad.peer.errors import UserError
 from dugnad.peer.paths import Home
+
+pytestmark = [pytest.mark.net, pytest.mark.slow]
 
 CPU_SHARE = "0.1"
 """Four learners share two cores: without a cap they starve their daemons."""
