@@ -19,6 +19,8 @@ POINTS_MAX: Final = 1000
 MARKS_MAX: Final = 200
 """Lines for what was done to the swarm."""
 
+LOSS: Final = "held-out loss, nats a symbol"
+
 _PANELS: Final[tuple[tuple[str, str, Callable[[Sample], float]], ...]] = (
     ("peers alive", "#2563eb", lambda one: float(one.alive)),
     ("commits of fragment 0", "#059669", lambda one: float(one.merges)),
@@ -28,7 +30,8 @@ _PANELS: Final[tuple[tuple[str, str, Callable[[Sample], float]], ...]] = (
 
 def chart(result: Result) -> str:
     """The SVG text for one result; what befell the swarm is a thin line with a title."""
-    height = TOP + len(_PANELS) * (PANEL + GAP)
+    panels = len(_PANELS) + bool(result.losses)
+    height = TOP + panels * (PANEL + GAP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'font-family="sans-serif" font-size="12">',
@@ -42,6 +45,10 @@ def chart(result: Result) -> str:
         top = TOP + index * (PANEL + GAP)
         values = [value(one) for one in samples]
         parts += _panel(name, colour, top, [one.at_s / end for one in samples], values)
+    if result.losses:
+        top = TOP + len(_PANELS) * (PANEL + GAP)
+        times = [one.at_s / end for one in result.losses]
+        parts += _panel(LOSS, "#7c3aed", top, times, [one.loss for one in result.losses])
     for when, text in result.timeline[:MARKS_MAX]:
         x = LEFT + when / end * (WIDTH - LEFT - 20)
         parts.append(
@@ -67,7 +74,7 @@ def _panel(
     )
     return [
         f'<text x="{LEFT}" y="{top - 6}">{escape(name)}</text>',
-        f'<text x="{LEFT - 6}" y="{top + 10}" text-anchor="end">{highest:g}</text>',
+        f'<text x="{LEFT - 6}" y="{top + 10}" text-anchor="end">{highest:.4g}</text>',
         f'<text x="{LEFT - 6}" y="{top + PANEL}" text-anchor="end">0</text>',
         f'<rect x="{LEFT}" y="{top}" width="{WIDTH - LEFT - 20}" height="{PANEL}" fill="none" '
         f'stroke="#cbd5e1"/>',

@@ -111,3 +111,12 @@ def draws(rng: random.Random, count: int) -> list[int]:
         if bits <= 128:
             drawn.append(bits - 64)
     return drawn
+
+
+def play_step(sim: SimPeer, size: int) -> None:
+    """One step of the played learner: whole numbers over 8192, exact in float32."""
+    for fragment in sim.fragments:
+        gain = np.array(draws(sim.rng, size), np.float32) / np.float32(8192)
+        before = fragment.theta.astype(np.float64)
+        fragment.theta = fragment.theta - gain
+        fragment.progress += before - fragment.theta

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Final
 
 from dugnad.dht.ids import PeerId
+from dugnad.simulation.numeric import NumpyTrainer
+from dugnad.simulation.numericstage import NumericStage
 from dugnad.simulation.people import SimPeer, peer_of
 from dugnad.simulation.scenario import Drawn, Event, People
 from dugnad.simulation.settings import WorldSettings
@@ -20,24 +22,34 @@ SESSION_MAX: Final = 50.0
 """A session is at most this many times the shortest one: Pareto's tail has no end."""
 
 
+def _stage(drawn: Drawn, settings: WorldSettings) -> Stage:
+    """The stage that a scenario asks for: with played learners, or with real ones."""
+    numeric = drawn.scenario.numeric
+    if numeric is None:
+        return Stage(settings)
+    trainer = NumpyTrainer.of(numeric, settings.fragments, drawn.seed)
+    return NumericStage(settings, trainer, evaluate_s=numeric.evaluate_s)
+
+
 class Play:
     """One scenario on one stage. ``begin`` schedules everything."""
 
     def __init__(self, drawn: Drawn) -> None:
         self.drawn = drawn
         scenario, swarm = drawn.scenario, drawn.scenario.swarm
-        self.stage = Stage(
-            WorldSettings(
-                seed=drawn.seed,
-                peers=swarm.peers,
-                fragments=swarm.fragments,
-                interval_s=swarm.interval_s,
-                step_s=swarm.step_s,
-                codec=swarm.codec,
-                rule=swarm.rule,
-                weather=drawn.weather,
-            )
+        settings = WorldSettings(
+            seed=drawn.seed,
+            peers=swarm.peers,
+            fragments=swarm.fragments,
+            interval_s=swarm.interval_s,
+            step_s=swarm.step_s,
+            codec=swarm.codec,
+            rule=swarm.rule,
+            eta=swarm.eta,
+            mu=swarm.mu,
+            weather=drawn.weather,
         )
+        self.stage = _stage(drawn, settings)
         self.end = scenario.seconds
         self.added = 0
         self.arrived = 0

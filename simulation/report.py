@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from dugnad.simulation.runner import Result
@@ -17,6 +17,7 @@ COLUMNS: Final = (
     "longest gap",
     "MB",
     "events/s",
+    "loss",
 )
 VIOLATIONS_SHOWN: Final = 5
 """Violations told in full on a terminal; the JSON file has all."""
@@ -38,9 +39,10 @@ class Series:
 
 
 def row(series: Series) -> tuple[str, ...]:
-    """One line of the table; the lowest goodput and participation, the longest gap."""
+    """One line of the table: the lowest shares, the longest gap, the highest loss at the end."""
     results = series.results
     events = sum(one.events for one in results)
+    losses = _last_losses(results)
     return (
         series.scenario,
         str(len(results)),
@@ -50,7 +52,12 @@ def row(series: Series) -> tuple[str, ...]:
         f"{max(one.longest_gap for one in results):.1f} s",
         f"{sum(one.bytes for one in results) / 1e6:.1f}",
         f"{events / max(series.seconds, 1e-9):,.0f}",
+        f"{max(losses):.3f}" if losses else "",
     )
+
+
+def _last_losses(results: Sequence[Result]) -> list[float]:
+    return [one.losses[-1].loss for one in results if one.losses]
 
 
 def as_json(all_series: Sequence[Series]) -> dict[str, object]:
@@ -70,9 +77,10 @@ def as_json(all_series: Sequence[Series]) -> dict[str, object]:
 
 
 def _series_json(series: Series) -> dict[str, object]:
-    results = series.results
+    results, losses = series.results, _last_losses(series.results)
     return {
         "title": series.title,
+        "loss": sum(losses) / len(losses) if losses else None,
         "passed": not series.broken,
         "goodput": sum(one.goodput for one in results) / len(results),
         "goodput_min": min(one.goodput for one in results),
@@ -106,6 +114,8 @@ def _run_json(one: Result) -> dict[str, object]:
         "merges": one.merges,
         "virtual_s": one.virtual_s,
         "digest": one.digest,
+        "losses": [asdict(loss) for loss in one.losses],
+        "contacts": [asdict(contact) for contact in one.contacts],
     }
 
 
@@ -114,6 +124,16 @@ def account(result: Result) -> str:
     lines = [f"{result.scenario}, seed {result.seed}, digest {result.digest[:16]}"]
     lines += [f"  option {path} = {value}" for path, value in sorted(result.options.items())]
     lines += [f"  {when:9.3f} {text}" for when, text in result.timeline]
+    for contact in result.contacts:
+        after = "never" if contact.after is None else f"{contact.after:.4f}"
+        lines.append(
+            f"  {contact.at_s:9.3f} loss at the contact {contact.before:.4f}, after {after}"
+        )
+    if result.losses:
+        first, last = result.losses[0], result.losses[-1]
+        lines.append(
+            f"  held-out loss {first.loss:.4f} at {first.at_s:.0f} s, {last.loss:.4f} at the end"
+        )
     for broken in result.violations:
         lines.append(f"  BROKEN: {broken.what}")
         lines += [f"    {line}" for line in broken.story.splitlines()]

@@ -15,6 +15,7 @@ from typing import Final
 
 from dugnad.dht.ids import PeerId
 from dugnad.simulation.checks import Violation
+from dugnad.simulation.numericstage import Contact, Loss, NumericStage
 from dugnad.simulation.people import SimPeer
 from dugnad.simulation.play import Play
 from dugnad.simulation.scenario import Drawn, Hold, Plain
@@ -66,6 +67,9 @@ class Result:
     digest: str = ""
     virtual_s: float = 0.0
     samples: list[Sample] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    """Held-out loss over time, and at the end; empty where learning is played."""
+    contacts: list[Contact] = field(default_factory=list)
     timeline: list[tuple[float, str]] = field(default_factory=list)
 
     @property
@@ -184,10 +188,27 @@ def _verdict(act: Play, result: Result) -> list[Broken]:
         least, got = float(getattr(hold, f"{name}_min")), float(getattr(result, name))
         if got < least:
             broken.append(Broken(f"{name} is {got:.3f}, below {least}", _story(stage)))
+    broken += [Broken(what, _story(stage)) for what in _losses(result, hold)]
     if len(stage.donors) < hold.donors_min:
         broken.append(Broken(f"only {len(stage.donors)} peers served whole anchors"))
     for sim in stage.alive():
         broken += _peer_verdict(act, sim, hold)
+    return broken
+
+
+def _losses(result: Result, hold: Hold) -> list[str]:
+    """What of a numeric scenario's losses is not as it should be."""
+    broken = []
+    if hold.loss_max and not (result.losses and result.losses[-1].loss <= hold.loss_max):
+        ended = result.losses[-1].loss if result.losses else float("nan")
+        broken.append(f"the held-out loss ends at {ended:.4f}, above {hold.loss_max}")
+    for contact in result.contacts if hold.loss_after_contact else ():
+        limit = contact.before * hold.loss_after_contact
+        if contact.after is None:
+            broken.append(f"no common heads after the contact at {contact.at_s:.1f} s")
+        elif not contact.after <= limit:
+            what = f"the loss after the contact at {contact.at_s:.1f} s is {contact.after:.4f}"
+            broken.append(f"{what}; the better side had {contact.before:.4f} before it")
     return broken
 
 
@@ -225,6 +246,9 @@ def _count(stage: Stage, result: Result) -> None:
     result.merges = sum(len(times) for times in stage.merged_at)
     result.digest, result.virtual_s = stage.digest(), stage.now
     result.samples, result.timeline = stage.samples, stage.timeline
+    if isinstance(stage, NumericStage):
+        result.losses = [*stage.losses, stage.measured()]
+        result.contacts = stage.contacts
     gaps = [0.0]
     for times in stage.merged_at:
         if times:

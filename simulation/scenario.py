@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from dugnad.simulation.numeric import Numeric, NumericError
 from dugnad.simulation.settings import Weather
 
 EVENTS_MAX: Final = 100
@@ -78,6 +79,8 @@ class Swarm(_Table, frozen=True, kw_only=True):
     """Wall clocks are up to this wrong, either way."""
     codec: str = "int8"
     rule: str = "mean"
+    eta: float = 0.7
+    mu: float = 0.5
 
 
 class People(_Table, frozen=True, kw_only=True):
@@ -162,6 +165,11 @@ class Hold(_Table, frozen=True, kw_only=True):
     """So many peers served whole anchors."""
     merges_min: int = 3
     """Commits of each fragment after the healing."""
+    loss_max: float = 0.0
+    """numeric: the agreed parameters' held-out loss at the end, nats a symbol."""
+    loss_after_contact: float = 0.0
+    """numeric: the loss of the first common heads after a split is at most so many times that of
+    the better side just before the contact."""
 
 
 class Scenario(_Table, frozen=True, kw_only=True):
@@ -179,6 +187,8 @@ class Scenario(_Table, frozen=True, kw_only=True):
     swarm: Swarm = Swarm()
     weather: dict[str, float] = {}
     people: People = People()
+    numeric: Numeric | None = None
+    """A real model trains; absent: learning is played."""
     event: tuple[Event, ...] = ()
     hold: Hold = Hold()
 
@@ -281,6 +291,13 @@ def _judge(scenario: Scenario) -> None:
             raise ScenarioError(f"`{key}` is {value}; it must be up to {SECONDS_MAX:.0f}")
     if not 0 <= scenario.people.day_swing <= 1 or scenario.people.day_s < 0:
         raise ScenarioError("`people.day_swing` must be 0 to 1, and `people.day_s` not below zero")
+    if scenario.numeric is not None:
+        try:
+            scenario.numeric.check()
+        except NumericError as fault:
+            raise ScenarioError(str(fault)) from fault
+    elif scenario.hold.loss_max or scenario.hold.loss_after_contact:
+        raise ScenarioError("`hold` asks for a loss, and there is no `numeric` table")
     if len(scenario.event) > EVENTS_MAX:
         raise ScenarioError(f"more than {EVENTS_MAX} events")
     for number, one in enumerate(scenario.event):

@@ -28,7 +28,7 @@ from dugnad.averaging.worker import FragmentRules, FragmentWorker, Progress, Wor
 from dugnad.dht.ids import PeerId
 from dugnad.simulation.checks import Checks, Violation
 from dugnad.simulation.network import Network, fetch, message_events
-from dugnad.simulation.people import Disk, SimFragment, SimPeer, SimSigner, draws, peer_of, seal
+from dugnad.simulation.people import Disk, SimFragment, SimPeer, SimSigner, peer_of, play_step, seal
 from dugnad.simulation.settings import RUN, SEQUENCE_TOKENS, WALL_START_S, Weather, WorldSettings
 from dugnad.simulation.story import told
 
@@ -238,10 +238,9 @@ class World:
         fragment = sim.fragments[p]
         self.events += 1
         fragment.events += 1
-        kind = type(event).__name__
         if not isinstance(event, ev.Timer):
             sim.story.append((self.now, f"[{p}] <-", event))
-        self.trace.update(f"{self.now:.6f} {sim.number} {p} {kind}\n".encode())
+        self.trace.update(f"{self.now:.6f} {sim.number} {p} {type(event).__name__}\n".encode())
         for action in fragment.core.handle(event, self.now):
             self._do(sim, p, action)
         try:
@@ -282,12 +281,13 @@ class World:
 
     def _step(self, sim: SimPeer) -> None:
         sim.step += 1
+        self._learn(sim)
         for fragment in sim.fragments:
-            gain = np.array(draws(sim.rng, self.settings.size), np.float32) / np.float32(8192)
-            before = fragment.theta.astype(np.float64)
-            fragment.theta = fragment.theta - gain
-            fragment.progress += before - fragment.theta
             fragment.pieces.append(fm.UnitPiece(sim.born, sim.number * 1_000_000 + sim.step, 0, 1))
+
+    def _learn(self, sim: SimPeer) -> None:
+        """One played step: the numeric mode trains here."""
+        play_step(sim, self.settings.size)
 
     # -- actions -------------------------------------------------------------------------------
 
