@@ -7,10 +7,13 @@ smallest elastic one, 82 s data-parallel training that is not elastic. `paper_*`
 way, `published_*` is what the paper prints.
 
 `ours_*` are measured on our exchange cores in the simulator: M peers that are killed at the same
-rate, stay away for the outage (`--outage`: restart to first listed contribution, measured on real
-processes), and come back with their disks; goodput is the steps that the lineage lists over the
-steps that M undisturbed peers would have made. `renewal_*` is the paper's arithmetic with our
-outage: the difference is work that was lost with its maker.
+rate, stay away for the outage and come back with their disks; goodput is the steps that the lineage
+lists over the steps that M undisturbed peers would have made. It is the mean of `--seeds` runs,
+`ours_low_*` and `ours_high_*` their extremes. The outage is the mean time from a restart to the
+first listed contribution on real processes: `--outage-from` reads it from what `churn.py --json`
+wrote. It is counted in full before a peer comes back, and the simulated peer then still has to get
+level, so `ours_*` errs on the low side. `renewal_*` is the paper's arithmetic with our outage: the
+difference is work that was lost with its maker, and that getting level.
 """
 
 from __future__ import annotations
@@ -18,8 +21,12 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Final
+
+from _goodputplot import goodput_svg
 
 from dugnad.simulation.ledger import Ledger
 from dugnad.simulation.people import SimPeer
@@ -33,7 +40,8 @@ PAPER_OUTAGE_S: Final = 28.7
 DP_OUTAGE_S: Final = 82.0
 """The same for data-parallel training that restarts as a whole."""
 OUR_OUTAGE_S: Final = 12.0
-"""Restart of a killed daemon to its first listed contribution, measured with `dugnad demo`."""
+"""Restart of a killed daemon to its first listed contribution, as `dugnad demo` shows it, for where
+`--outage-from` names no measurement."""
 PUBLISHED: Final = {
     "dp": (72, 57, 38, 27, 18),
     "elastic": (88, 80, 69, 58, 40),
@@ -52,6 +60,8 @@ ROWS: Final = {
     "m16": (16, PAPER_OUTAGE_S),
 }
 OUR_ROWS: Final = (8, 16)
+DRAWN: Final = ("dp", "elastic", "m8", "m16")
+"""Rows of the paper that the plot shows."""
 RENEWALS: Final = 20_000
 """Failures simulated per cell: a standard error below 0.3 points."""
 
@@ -87,12 +97,24 @@ def main() -> None:
         for chips in CHIPS:
             key, mean_s = f"m{learners}_{chips}", learners * YEAR_S / CHIPS[chips]
             figures[f"renewal_{key}"] = mean_s / (mean_s + options.outage)
-            figures[f"ours_{key}"] = ours(learners, mean_s, options)
-            got, bound = figures[f"ours_{key}"], figures[f"renewal_{key}"]
-            cells.append(f"{100 * got:5.1f} ({100 * bound:.1f})")
+            seeds = range(options.seed, options.seed + options.seeds)
+            runs = [ours(learners, mean_s, options, seed) for seed in seeds]
+            figures[f"ours_{key}"] = mean(runs)
+            figures[f"ours_low_{key}"], figures[f"ours_high_{key}"] = min(runs), max(runs)
+            cells.append(f"{100 * mean(runs):5.1f} ({100 * figures[f'renewal_{key}']:.1f})")
         print(f"ours m{learners:<12}" + "".join(f"{cell:>12}" for cell in cells), flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
+    if options.plot:
+        Path(options.plot).write_text(plot(figures, options.rows))
+
+
+def plot(figures: dict[str, float], rows: Sequence[int]) -> str:
+    """What the paper published and what we measured, as SVG."""
+    lines = {f"paper {name}": [share / 100.0 for share in PUBLISHED[name]] for name in DRAWN}
+    for learners in rows:
+        lines[f"ours m{learners}"] = [figures[f"ours_m{learners}_{chips}"] for chips in CHIPS]
+    return goodput_svg(list(CHIPS), lines)
 
 
 def parse() -> argparse.Namespace:
@@ -102,13 +124,22 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--json", help="write the numbers to this file")
     parser.add_argument("--outage", type=float, default=OUR_OUTAGE_S, help="seconds, of ours")
+    parser.add_argument("--outage-from", help="take ours from this file of churn.py --json")
+    parser.add_argument("--plot", help="draw both tables into this file, SVG")
     parser.add_argument("--seconds", type=float, default=1200.0, help="virtual, per cell of ours")
     parser.add_argument("--interval", type=float, default=4.0, help="seconds between our merges")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--seeds", type=int, default=3, help="runs for each cell of ours")
     parser.add_argument(
         "--rows", type=int, nargs="*", default=OUR_ROWS, help="our numbers of peers"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.outage_from:
+        measured = json.loads(Path(options.outage_from).read_text()).get("outage_s")
+        if measured is None:
+            parser.error(f"{options.outage_from} holds no outage_s: no peer was started again")
+        options.outage = float(measured)
+    return options
 
 
 def renewal(rng: random.Random, mean_s: float, outage_s: float) -> float:
@@ -117,9 +148,9 @@ def renewal(rng: random.Random, mean_s: float, outage_s: float) -> float:
     return up / (up + RENEWALS * outage_s)
 
 
-def ours(peers: int, mean_s: float, options: argparse.Namespace) -> float:
+def ours(peers: int, mean_s: float, options: argparse.Namespace, seed: int) -> float:
     """Steps listed / steps that undisturbed peers would have made, in the simulator."""
-    stage = Stage(WorldSettings(seed=options.seed, peers=peers, interval_s=options.interval))
+    stage = Stage(WorldSettings(seed=seed, peers=peers, interval_s=options.interval))
     stage.ledger = stage.checks = Light(stage.settings.size, stage.settings.horizon)
     stage.credits.ledger = stage.ledger
     for number in range(peers):
