@@ -29,6 +29,14 @@ _SIGNATURE_BYTES: Final = 64
 _OCTETS, _SEQUENCE = 0x04, 0x30
 _CERTIFICATE_BYTES_MAX: Final = 4096
 """Ours have about 420; others may choose longer keys and names."""
+_MALFORMED: Final = (
+    ValueError,
+    TypeError,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+"""What the library raises for bytes that are no proper certificate; most are no ValueError."""
 _LIFE: Final = dt.timedelta(days=36500)
 """Clocks of volunteers are wrong: the certificate never expires, it is made anew at each start."""
 
@@ -82,7 +90,7 @@ def peer_of_certificate(der: bytes) -> PeerId:
         key = certificate.public_key()
     except x509.ExtensionNotFound:
         raise CertificateError("the certificate carries no identity") from None
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as fault:
+    except (*_MALFORMED, InvalidSignature, UnsupportedAlgorithm) as fault:
         raise CertificateError(f"the certificate does not hold: {fault}") from None
     if not isinstance(extension, x509.UnrecognizedExtension):
         raise CertificateError("the identity extension is malformed")

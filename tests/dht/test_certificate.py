@@ -6,8 +6,6 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dugnad.dht.certificate import (
     EXTENSION,
@@ -76,10 +74,13 @@ def test_bytes_that_are_no_certificate_or_too_many_are_refused() -> None:
             peer_of_certificate(der)
 
 
-@settings(max_examples=150, deadline=None)
-@given(at=st.integers(0, 5000), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_refused(at: int, bit: int) -> None:
-    der = bytearray(der_of(OTHER))
-    der[at % len(der)] ^= 1 << bit
-    with pytest.raises(CertificateError):
-        peer_of_certificate(bytes(der))
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+@pytest.mark.slow
+def test_a_flipped_bit_is_refused_wherever_it_is() -> None:
+    right = der_of(OTHER)
+    for at in range(len(right)):
+        for bit in range(8):
+            der = bytearray(right)
+            der[at] ^= 1 << bit
+            with pytest.raises(CertificateError):
+                peer_of_certificate(bytes(der))
