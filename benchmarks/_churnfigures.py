@@ -20,9 +20,9 @@ some hundred steps, short enough to lie between two faults."""
 SPEED_WINDOW_S: Final = 3.0
 """Windows in which a peer's own speed is read."""
 BOOTSTRAPS: Final = 2000
-SETTLED_S: Final = 45.0
+SETTLED_S: Final = 90.0
 """The first of a life is left out of slopes: caches fill, and the learner's allocator settles."""
-LIVED_S: Final = 90.0
+LIVED_S: Final = 150.0
 """A life must have been watched this long for a slope: half of what is left holds the median
 against the two to three samples of the probe that a new machine runs once."""
 

@@ -370,12 +370,23 @@ def _locked(fd: int) -> bool:
     return True
 
 
+# The leash comes before torch, which takes seconds to load: a probe outlived a killed daemon.
+_CHILD = """
+import sys
+from dugnad.peer.learner.leash import die_with_parent
+die_with_parent(int(sys.argv[1]))
+from dugnad.peer.learner.probe import main
+sys.exit(main())
+"""
+
+
 async def _ask_child(request: Request) -> Reply:
     """Let a child of our own Python measure; it does not outlive this call."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
-        "-m",
-        "dugnad.peer.learner.probe",
+        "-c",
+        _CHILD,
+        str(os.getpid()),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -7,7 +7,6 @@ seconds. The daemon alone decides when it ends: by Stop, by closing the socket, 
 
 import argparse
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ from typing import Final
 
 import psutil
 
+from dugnad.peer.learner.leash import die_with_parent
 from dugnad.peer.learner.protocol import (
     EXIT_DISCONNECTED,
     EXIT_OUT_OF_MEMORY,
@@ -29,7 +29,6 @@ from dugnad.peer.learner.protocol import (
 NICE: Final = 10
 """The daemon, at 0, answers in time however busy the learner is; so does what the volunteer does.
 """
-PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
 def main() -> int:
@@ -69,8 +68,7 @@ def _leash() -> None:
     """Die when the daemon dies (Linux; elsewhere the closed socket tells), and leave signals to
     it.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     # Ctrl-C and service managers signal the whole group; the daemon hands in, then it ends us.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

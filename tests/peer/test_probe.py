@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from dugnad.peer import clock, probe
@@ -25,6 +26,8 @@ from dugnad.peer.probe import (
     describe,
     measure,
 )
+
+from .processes import wait_for  # noqa: TID252  the tests are no installed package
 
 MODEL = ModelConfig(dim=16, layers=1, heads=2, hidden=32, context=16)
 CPU = Device(
@@ -213,3 +216,22 @@ def test_asking_does_not_load_torch() -> None:
     code = "import sys, dugnad.peer.probe; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+@pytest.mark.slow
+def test_a_measurement_ends_with_the_daemon_that_asked_for_it(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, pathlib, sys\nfrom dugnad.peer.probe import measure\n"
+        "asyncio.run(measure(pathlib.Path(sys.argv[1]), 1))\n"
+    )
+    daemon = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    try:
+        (child,) = wait_for(psutil.Process(daemon.pid).children, 20.0, "the measuring process")
+    finally:
+        daemon.kill()
+        daemon.wait()
+
+    def gone() -> bool:
+        return not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+    wait_for(gone, 3.0, "its end")
