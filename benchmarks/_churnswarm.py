@@ -264,6 +264,8 @@ def interrupted_in_order() -> Iterator[None]:
     """SIGTERM ends the benchmark as Ctrl-C does: the peers are ended first."""
 
     def stop(number: int, _: object) -> None:
+        for one in _SIGNALS:  # a second one must not end the ending
+            signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt(f"signal {number}")
 
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
