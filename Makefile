@@ -32,7 +32,8 @@ format: $(READY)
 
 bench: $(READY)
 	$(PYTHON) benchmarks/learner.py && $(PYTHON) benchmarks/exchange.py --rounds 3
-	$(PYTHON) benchmarks/learns.py --short --seeds 1 && $(PYTHON) benchmarks/dashboard.py
+	$(PYTHON) benchmarks/learns.py --short --seeds 1 && $(PYTHON) benchmarks/parity.py --short
+	$(PYTHON) benchmarks/dashboard.py
 
 # mypy cannot follow setuptools' package-dir, so it is shown the folders under their import name.
 links:

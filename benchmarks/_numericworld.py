@@ -1,227 +1,246 @@
-"""The in-memory swarm of ``dugnad.simulation`` with real learners: each step trains a batch.
+"""Our exchange in the simulator's numeric stage, and the ways of training it is compared with.
 
-The exchange cores, the numeric workers (hand-in, merge, outer step, adopt) and the virtual network
-are those of :class:`dugnad.simulation.world.World`; only its played learner is replaced by the
-peer's own model, AdamW and step. Hand-ins, merges and adoptions fall between steps, as virtual time
-has it.
+The exchange cores, the numeric workers (hand-in, merge, outer step, adopt), the virtual network and
+the people are those of :mod:`dugnad.simulation`. What trains is a *task*: the peers' own model and
+AdamW (`_torchtask`), or a numpy model that costs a tenth (`_mlptask`). All ways start at the same
+parameters and see the same batches.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Final
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from dugnad.averaging import events as ev
-from dugnad.averaging import formats as fm
-from dugnad.averaging.buffers import AnchorState
-from dugnad.averaging.fragments import FragmentTable, build_table
+from dugnad.averaging.codecs import CODECS
+from dugnad.averaging.fragments import FragmentTable
+from dugnad.averaging.outer import OuterState, Rates, bits_of, step
 from dugnad.averaging.tree import Vector
-from dugnad.averaging.worker import FragmentWorker
-from dugnad.dht.ids import PeerId
-from dugnad.peer.corpus import TokenFile, split
-from dugnad.peer.init import initial_parameters
-from dugnad.peer.learner.anchors import Anchors
-from dugnad.peer.learner.parameters import FlatModel
-from dugnad.peer.learner.schedule import OptimiserSettings, learning_rate
-from dugnad.peer.learner.stepper import Stepper
-from dugnad.peer.modelconfig import ModelConfig
-from dugnad.simulation.checks import Checks, Violation
-from dugnad.simulation.world import SimFragment, SimPeer, World, WorldSettings, peer_of
+from dugnad.simulation.numericstage import NumericStage
+from dugnad.simulation.people import SimPeer
+from dugnad.simulation.settings import Weather, WorldSettings
 
-CPU: Final = torch.device("cpu")
-EVALUATED_SEQUENCES: Final = 768
-"""Held-out sequences of one evaluation, spread over all that is held out."""
-EVALUATION_BATCH: Final = 64
-SETTLE_INTERVALS: Final = 6
-"""Intervals after the last step until all hand-ins are merged: S = 2 versions, and room."""
-JITTER_SHARE: Final = 0.2
-"""Steps of one peer last 0.9 to 1.1 of its step time (World), so peers end apart by less."""
+SETTLE_INTERVALS: Final = 12
+"""Intervals after the last step until all is merged, at most: S = 2 versions, succession, room."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class TaskLearner(Protocol):
+    """A learner with parameters of its own, besides what the stage asks of one."""
+
+    def step(self, theta: Vector, batch: int) -> Vector:
+        """The parameters after one step from ``theta`` on batch number ``batch``."""
+        ...
+
+    def train(self, batch: int, count: int = 1) -> None:
+        """One step of its own parameters on ``count`` batches together, from ``batch`` on."""
+        ...
+
+    def load(self, theta: Vector) -> None:
+        """Take these parameters."""
+        ...
+
+    def theta(self) -> Vector:
+        """A copy of its parameters."""
+        ...
+
+
+class Task(Protocol):
     """What is trained: everything that the exchange and its baselines have in common."""
 
-    config: ModelConfig
-    tokens: TokenFile
-    seed: int
-    steps: int
-    """Optimiser steps of each peer."""
-    peers: int = 4
-    fragments: int = 4
-    batch: int = 8
-    """Sequences of one peer's step."""
-    rate: float = 3e-3
-    """Peak learning rate of AdamW."""
-    table: FragmentTable = field(init=False)
-    order: npt.NDArray[np.int64] = field(init=False, repr=False)
-    held_out: list[int] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        parts = split(self.tokens.data.size, self.config.context)
-        rng = np.random.default_rng(self.seed)
-        wanted = self.steps * self.peers * self.batch
-        rounds = -(-wanted // len(parts.train))
-        order = np.concatenate([rng.permutation(len(parts.train)) for _ in range(rounds)])
-        count = min(EVALUATED_SEQUENCES, len(parts.held_out))
-        chosen = np.linspace(parts.held_out.start, parts.held_out.stop - 1, count).astype(np.int64)
-        table = build_table(self.config.tensor_specs(), self.fragments)
-        for name, value in ("table", table), ("order", order), ("held_out", chosen.tolist()):
-            object.__setattr__(self, name, value)
+    @property
+    def seed(self) -> int:
+        """Draws version 0 and the order of the data."""
+        ...
 
     @property
-    def step_tokens(self) -> int:
-        """Tokens of one step of all peers together."""
-        return self.peers * self.batch * self.config.context
+    def steps(self) -> int:
+        """Optimiser steps of each peer, when all are equally fast."""
+        ...
+
+    @property
+    def peers(self) -> int:
+        """How many share the tokens."""
+        ...
+
+    @property
+    def table(self) -> FragmentTable:
+        """How the parameters lie in fragments."""
+        ...
 
     def start(self) -> Vector:
         """Version 0 of all parameters, in the table's order."""
-        return initial_parameters(self.table, self.config, self.seed)
+        ...
 
-    def settings(self, batch: int) -> OptimiserSettings:
-        """AdamW for steps of ``batch`` sequences, over the whole swarm's tokens."""
-        total = self.steps * self.step_tokens
-        return OptimiserSettings(
-            total_tokens=total,
-            learning_rate=self.rate,
-            warmup_tokens=total // 20,
-            batch_sequences=batch,
-        )
+    def learner(self, count: int = 1) -> TaskLearner:
+        """A learner at version 0 with fresh moments, for steps of ``count`` batches."""
+        ...
 
-    def learner(self, batch: int) -> Learner:
-        """A learner at version 0 with fresh moments."""
-        model = FlatModel(self.config, self.table, CPU)
-        model.load(self.start())
-        return Learner(
-            self, model, Stepper(model, self.settings(batch), self.tokens, torch.float32)
-        )
-
-    def evaluate(self, vector: Vector) -> float:
+    def evaluate(self, theta: Vector) -> float:
         """Held-out loss, nats a token."""
-        anchors = Anchors(self.config, self.table, CPU)
-        return anchors.evaluate(vector, self.tokens, self.held_out, EVALUATION_BATCH)
+        ...
 
 
-@dataclass(slots=True)
-class Learner:
-    """One virtual learner: the peer's model, optimiser and step."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How our exchange is run. Virtual seconds; steps."""
 
-    task: Task
-    model: FlatModel
-    stepper: Stepper
-
-    def train(self, step: int, sequences: npt.NDArray[np.int64]) -> None:
-        """Step number ``step`` (from 0) on these sequences, at the rate the swarm has by then."""
-        task = self.task
-        rate = learning_rate(task.settings(task.batch), (step + 1) * task.step_tokens)
-        self.stepper.step(sequences.tolist(), rate)
-
-    def theta(self) -> Vector:
-        """A copy of all parameters, in the table's order."""
-        vector = np.empty(self.task.table.total, np.float32)
-        for fragment in range(self.task.fragments):
-            self.model.copy_out(fragment, vector)
-        return vector
-
-
-def share(task: Task, step: int, peer: int) -> npt.NDArray[np.int64]:
-    """The sequences of one peer's step: each is trained on once an epoch, by whom it falls to."""
-    at = (step * task.peers + peer) * task.batch
-    return task.order[at : at + task.batch]
+    h: float = 8.0
+    """Steps of a peer of speed 1 between two merges of a fragment."""
+    eta: float = 1.0
+    mu: float = 0.0
+    codec: str = "int8"
+    warmup_codec: str = ""
+    """The hand-in codec of the first ``warmup`` of all steps; '' means ``codec`` from the start."""
+    warmup: float = 0.2
+    rule: str = "mean"
+    step_s: float = 1.0
+    speeds: tuple[float, ...] = ()
+    """Steps of peer i in the time of one step of speed 1; none: all 1."""
+    dropped: float = 0.0
+    """Share of contributions whose stream breaks before they arrive."""
+    kill_each_s: float = 0.0
+    """A peer is killed this often on average, and comes back with its disk after ``away_s``."""
+    away_s: float = 20.0
 
 
-class RootChecks(Checks):
-    """Of the world's checks those that cost nothing at real sizes: listed once, equal bits."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a run of our exchange."""
 
-    def handed_in(
-        self, sim: SimPeer, p: int, made: fm.Contribution, worker: FragmentWorker
-    ) -> None:
-        """Keep no vectors."""
+    theta: Vector
+    merges: int
+    """Commits of fragment 0 in the final lineage."""
+    hand_ins: int
+    """Contributions of all peers that fragment 0's lineage lists."""
+    steps_a_merge: float
+    """Steps of one peer per commit: the H that came of it."""
+    residual_share: float
+    """What has not reached the anchors, as a share of what all progress moved them by."""
+    listed_share: float
+    """Steps that the lineage lists, of all that were made."""
+    bits: float
+    """Bits a parameter of a contribution."""
 
-    def adopted(self, sim: SimPeer, p: int, old: bytes, adopt: ev.Adopt) -> None:
-        """Equal digests mean equal bits."""
-        state = sim.fragments[p].worker.states[adopt.digest]
-        root = state.theta_root + state.momentum_root
-        if self.roots.setdefault(adopt.digest, root) != root:
-            raise Violation(f"two peers hold different bits of version {adopt.version}")
 
-    def after(self, sim: SimPeer, p: int) -> None:
-        """Conservation is checked by the simulation's own tests."""
+def batches_of(task: Task) -> int:
+    """Steps of all peers together."""
+    return task.steps * task.peers
 
 
-class NumericWorld(World):
-    """A world whose peers train ``task``; each stops after its steps and then only settles."""
+def exchange(task: Task, plan: Plan) -> Outcome:
+    """Ours: the anchors after all batches are trained on and merged."""
+    settings = WorldSettings(
+        seed=task.seed,
+        peers=task.peers,
+        interval_s=plan.h * plan.step_s,
+        step_s=plan.step_s,
+        codec=plan.codec,
+        rule=plan.rule,
+        eta=plan.eta,
+        mu=plan.mu,
+        weather=Weather(send_loss=min(1.0, 2.0 * plan.dropped)),
+    )
+    stage = NumericStage(settings, task, batches=batches_of(task), light=True)
+    for number in range(task.peers):
+        speed = plan.speeds[number % len(plan.speeds)] if plan.speeds else 1.0
+        stage.add(number, step_s=plan.step_s / speed)
+    stage.gossip()
+    if plan.kill_each_s:
+        _churn(stage, task, plan)
+    if plan.warmup_codec:
+        _hand_in_with(stage, plan.warmup_codec)
+    while stage.trained() < batches_of(task):
+        stage.run(stage.now + settings.interval_s)
+        if stage.trained() >= plan.warmup * batches_of(task):
+            _hand_in_with(stage, plan.codec)
+    end = stage.now + SETTLE_INTERVALS * settings.interval_s
+    while stage.now < end and not stage.settled():
+        stage.run(stage.now + settings.interval_s / 2.0)
+    if any(len(stage.heads(p)) != 1 for p in range(len(task.table.fragments))):
+        raise RuntimeError("the peers have not settled on one head")
+    return _outcome(stage, task, plan)
 
-    def __init__(self, settings: WorldSettings, task: Task) -> None:
-        self.task = task
-        self._start = task.start()
-        self.learners: dict[PeerId, Learner] = {}
-        super().__init__(replace(settings, fragments=task.fragments))
-        self.checks = RootChecks(settings.size, settings.horizon)
 
-    def train(self) -> Vector:
-        """All peers' steps and what follows until everything is merged; the anchors' vector."""
-        s, task = self.settings, self.task
-        for number in range(task.peers):
-            self.learners[peer_of(number)] = task.learner(task.batch)
-            self.add(number)
-        self.gossip()
-        end = task.steps * s.step_s * (1.0 + JITTER_SHARE) + SETTLE_INTERVALS * s.interval_s
-        self.run(end)
-        if any(sim.step < task.steps for sim in self.alive()):
-            raise RuntimeError("a peer has not done its steps in time")
-        return self.anchors()
-
-    def anchors(self) -> Vector:
-        """The agreed parameters; all live peers must have one head of each fragment."""
-        if any(len(self.heads(p)) != 1 for p in range(self.task.fragments)):
-            raise RuntimeError("the peers have not settled on one head")
-        parts = [f.worker.states[f.core.head.digest].theta for f in self.alive()[0].fragments]
-        return np.concatenate(parts)
-
-    def residual_share(self) -> float:
-        """What has not reached the anchors, as a share of what all progress moved them by."""
-        left = [f.worker.buffers.residual for sim in self.alive() for f in sim.fragments]
-        moved = float(np.linalg.norm(self.anchors() - self._start))
-        return float(np.sqrt(sum(float(r @ r) for r in left))) / self.task.peers / moved
-
-    def _part(self, p: int) -> slice:
-        start = self.task.table.offsets[p]
-        return slice(start, start + self.task.table.sizes[p])
-
-    def _genesis(self, fragment: int) -> AnchorState:
-        return AnchorState.fresh(self._start[self._part(fragment)])
-
-    def _fragment(self, sim: SimPeer, p: int) -> SimFragment:
-        made = super()._fragment(sim, p)
-        groups = tuple(self.task.table.merge_groups(p))
-        made.worker.rules = replace(made.worker.rules, groups=groups)
-        made.rounding = np.zeros(self.task.table.sizes[p], np.float64)
-        return made
-
-    def _step(self, sim: SimPeer) -> None:
-        if sim.step >= self.task.steps:
-            return
-        self.learners[sim.peer].train(sim.step, share(self.task, sim.step, sim.number))
-        sim.step += 1
+def _hand_in_with(stage: NumericStage, codec: str) -> None:
+    """From now on live peers encode their contributions with this codec."""
+    for sim in stage.alive():
         for fragment in sim.fragments:
-            index = sim.number * 1_000_000 + sim.step
-            fragment.pieces.append(fm.UnitPiece(sim.born, index, 0, 1))
+            fragment.worker.rules = replace(fragment.worker.rules, hand_in_codec=codec)
 
-    def _do(self, sim: SimPeer, p: int, action: ev.Action) -> None:
-        model, fragment = self.learners[sim.peer].model, sim.fragments[p]
-        if isinstance(action, ev.HandIn):
-            whole = np.empty(self.task.table.total, np.float32)
-            model.copy_out(p, whole)
-            fragment.theta = whole[self._part(p)].copy()
-        if isinstance(action, ev.Adopt):
-            fragment.theta = np.zeros(self.task.table.sizes[p], np.float32)
-        super()._do(sim, p, action)
-        if isinstance(action, ev.Adopt):  # the world added the change to nothing: it is alone here
-            whole = np.zeros(self.task.table.total, np.float32)
-            whole[self._part(p)] = fragment.theta
-            model.add_in(p, whole)
+
+def _outcome(stage: NumericStage, task: Task, plan: Plan) -> Outcome:
+    theta = stage.anchors(stage.alive()[0])
+    chain = stage.ledger.chain(stage.best(0))
+    moved = float(np.linalg.norm(theta - task.start()))
+    listed = [
+        stage.ledger.listed_steps.get(stage.best(p), 0) for p in range(len(task.table.fragments))
+    ]
+    size = stage.settings.size
+    return Outcome(
+        theta=theta,
+        merges=len(chain),
+        hand_ins=sum(len(record.inputs) for record in chain),
+        steps_a_merge=task.steps / max(1, len(chain)),
+        residual_share=float(np.linalg.norm(stage.residual())) / task.peers / moved,
+        listed_share=sum(listed) / (len(task.table.fragments) * stage.trained()),
+        bits=8.0 * CODECS[plan.codec].encoded_size(size) / size,
+    )
+
+
+def _churn(stage: NumericStage, task: Task, plan: Plan) -> None:
+    """Kill a peer now and then for as long as there is something to train on; two always stay."""
+    rng = random.Random(task.seed)
+
+    def back(victim: SimPeer) -> Callable[[], None]:
+        return lambda: None if victim.alive else _restart(stage, victim)
+
+    def strike() -> None:
+        if stage.trained() >= batches_of(task):
+            return
+        if len(stage.alive()) > 2:
+            victim = rng.choice(stage.alive())
+            stage.kill(victim.peer)
+            stage.later(plan.away_s, back(victim))
+        stage.later(rng.expovariate(1.0 / plan.kill_each_s), strike)
+
+    stage.later(rng.expovariate(1.0 / plan.kill_each_s), strike)
+
+
+def _restart(stage: NumericStage, victim: SimPeer) -> None:
+    stage.restart(victim.peer)
+
+
+def data_parallel(task: Task) -> Vector:
+    """Each step takes the batches of all peers at once."""
+    learner = task.learner(task.peers)
+    for number in range(task.steps):
+        learner.train(number * task.peers, task.peers)
+    return learner.theta()
+
+
+def alone(task: Task) -> Vector:
+    """One peer with its own share of the tokens and nobody to exchange with."""
+    learner = task.learner()
+    for number in range(task.steps):
+        learner.train(number * task.peers)
+    return learner.theta()
+
+
+def synchronous(task: Task, eta: float, mu: float, h: int) -> Vector:
+    """DiLoCo: all peers step H times and then take the mean of their progress together."""
+    learners = [task.learner() for _ in range(task.peers)]
+    state = OuterState(task.start(), np.zeros(task.table.total, np.float32))
+    rates = Rates.of_bits(eta_bits=bits_of(eta), mu_bits=bits_of(mu))
+    for number in range(task.steps):
+        for peer, learner in enumerate(learners):
+            learner.train(number * task.peers + peer)
+        if (number + 1) % h and number + 1 < task.steps:
+            continue
+        progress = [state.theta - learner.theta() for learner in learners]
+        state = step(state, np.mean(progress, axis=0, dtype=np.float32), rates)
+        for learner in learners:
+            learner.load(state.theta)
+    return state.theta

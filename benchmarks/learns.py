@@ -5,7 +5,9 @@ M learners train under a virtual clock in one process and one thread; what is ex
 the real cores and numeric workers (int8 both ways). Beside it, from the same start on the same
 sequences: *data-parallel* (one AdamW step on the batches of all M peers), *synchronous* (DiLoCo:
 every H steps the float32 mean of all peers' progress, the same outer step, nobody late) and the
-*control* (one peer alone with its own share). `--sweep` tries outer rates, momenta and intervals.
+*control* (one peer alone with its own share). Each way has a learning rate of its own: steps on
+a batch M times as small want a larger one, since Adam divides by their noise. `--sweep` tries outer
+rates, momenta and intervals.
 """
 
 from __future__ import annotations
@@ -23,17 +25,14 @@ from typing import Any
 # Before numpy is loaded: one thread, as promised above; its own would only wait for each other.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-import numpy as np
 import torch
-from _numericworld import NumericWorld, Task, share
+from _numericworld import Outcome, Plan, alone, data_parallel, exchange, synchronous
+from _torchtask import TorchTask
 
-from dugnad.averaging.outer import OuterState, Rates, bits_of, step
-from dugnad.averaging.tree import Vector
 from dugnad.peer.corpus import ShardStore, TokenFile, build_corpus
 from dugnad.peer.modelconfig import ModelConfig
-from dugnad.simulation.world import WorldSettings
 
-STEP_SECONDS = 0.25  # of a virtual learner; the network's delays (5 to 150 ms) are within a step
+STEP_SECONDS = 1.0  # of a virtual learner: the network's delays (5 to 150 ms) are within a step
 GOAL = 1.03
 SWEEP_RATES = (0.4, 0.7, 1.0)
 SWEEP_MOMENTA = (0.0, 0.3, 0.5, 0.7)
@@ -68,8 +67,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--fragments", type=int, default=4)
     parser.add_argument("--batch", type=int, default=4, help="sequences a step and peer")
-    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate of AdamW")
-    parser.add_argument("--h", type=int, nargs="+", default=[8], help="steps between merges")
+    parser.add_argument("--rate", type=float, default=8e-3, help="peak rate of data-parallel")
+    parser.add_argument(
+        "--local-rate", type=float, default=1.6e-2, help="peak rate of all who step by themselves"
+    )
+    parser.add_argument("--h", type=int, nargs="+", default=[4], help="steps between merges")
     parser.add_argument("--eta", type=float, nargs="+", default=[1.0], help="outer learning rate")
     parser.add_argument("--mu", type=float, nargs="+", default=[0.0], help="outer momentum")
     parser.add_argument("--codec", default="int8", choices=["int8", "float16", "float32"])
@@ -79,11 +81,13 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def task_of(options: argparse.Namespace, tokens: TokenFile, seed: int) -> Task:
-    """What one seed trains."""
+def task_of(
+    options: argparse.Namespace, tokens: TokenFile, seed: int, *, local: bool = True
+) -> TorchTask:
+    """What one seed trains, at the rate that suits local steps, or data-parallel ones."""
     sizes = {name: getattr(options, name) for name in ("dim", "layers", "heads", "hidden")}
     config = ModelConfig(**sizes, context=options.context)
-    return Task(
+    return TorchTask(
         config,
         tokens,
         seed,
@@ -91,7 +95,7 @@ def task_of(options: argparse.Namespace, tokens: TokenFile, seed: int) -> Task:
         peers=options.peers,
         fragments=options.fragments,
         batch=options.batch,
-        rate=options.rate,
+        rate=options.local_rate if local else options.rate,
     )
 
 
@@ -101,15 +105,16 @@ def compare(options: argparse.Namespace, tokens: TokenFile) -> dict[str, Any]:
     rows: list[dict[str, float]] = []
     for seed in range(options.seeds):
         task = task_of(options, tokens, seed)
-        anchors, left = exchange(task, eta, mu, h, options.codec)
+        big = task_of(options, tokens, seed, local=False)
+        found = ours(task, eta, mu, h, options.codec)
         rows.append(
             {
                 "before": task.evaluate(task.start()),
-                "ours": task.evaluate(anchors),
-                "data_parallel": task.evaluate(data_parallel(task)),
+                "ours": task.evaluate(found.theta),
+                "data_parallel": task.evaluate(data_parallel(big)),
                 "synchronous": task.evaluate(synchronous(task, eta, mu, h)),
                 "control": task.evaluate(alone(task)),
-                "residual_share": left,
+                "residual_share": found.residual_share,
             }
         )
         print(f"seed {seed}: " + ", ".join(f"{k} {v:.4f}" for k, v in rows[-1].items()), flush=True)
@@ -117,7 +122,7 @@ def compare(options: argparse.Namespace, tokens: TokenFile) -> dict[str, Any]:
 
 
 def summary(
-    options: argparse.Namespace, task: Task, rows: list[dict[str, float]]
+    options: argparse.Namespace, task: TorchTask, rows: list[dict[str, float]]
 ) -> dict[str, Any]:
     """Means, spreads (largest less smallest) and ratios of means; prints them."""
     means = {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
@@ -133,13 +138,14 @@ def summary(
         "means": means,
         "seeds": rows,
         "parameters": task.config.parameter_count(),
-        "tokens": task.steps * task.step_tokens,
+        "tokens": task.batches * task.batch_tokens,
         "steps": task.steps,
         "peers": task.peers,
         "eta": options.eta[0],
         "mu": options.mu[0],
         "h": options.h[0],
-        "rate": task.rate,
+        "rate": options.rate,
+        "local_rate": options.local_rate,
         "codec": options.codec,
     }
     for name in ("before", "control", "ours", "synchronous", "data_parallel"):
@@ -155,7 +161,8 @@ def summary(
 def sweep(options: argparse.Namespace, tokens: TokenFile) -> dict[str, Any]:
     """Ours for each outer rate, momentum and H, beside data-parallel; the mean over the seeds."""
     tasks = [task_of(options, tokens, seed) for seed in range(options.seeds)]
-    reference = statistics.fmean(task.evaluate(data_parallel(task)) for task in tasks)
+    bigs = [task_of(options, tokens, seed, local=False) for seed in range(options.seeds)]
+    reference = statistics.fmean(task.evaluate(data_parallel(task)) for task in bigs)
     control = statistics.fmean(task.evaluate(alone(task)) for task in tasks)
     print(f"data-parallel {reference:.4f}, control {control:.4f}", flush=True)
     etas = options.eta if len(options.eta) > 1 else SWEEP_RATES
@@ -163,7 +170,7 @@ def sweep(options: argparse.Namespace, tokens: TokenFile) -> dict[str, Any]:
     intervals = options.h if len(options.h) > 1 else SWEEP_STEPS
     rows = []
     for h, eta, mu in itertools.product(intervals, etas, momenta):
-        found = [task.evaluate(exchange(task, eta, mu, h, options.codec)[0]) for task in tasks]
+        found = [task.evaluate(ours(task, eta, mu, h, options.codec).theta) for task in tasks]
         loss = statistics.fmean(found)
         rows.append({"h": h, "eta": eta, "mu": mu, "loss": loss, "vs_dp": loss / reference})
         print(
@@ -174,52 +181,9 @@ def sweep(options: argparse.Namespace, tokens: TokenFile) -> dict[str, Any]:
     return {"data_parallel": reference, "control": control, "rows": rows, "best": best}
 
 
-def exchange(task: Task, eta: float, mu: float, h: int, codec: str) -> tuple[Vector, float]:
-    """Ours: the anchors after every peer's steps are merged, and the share still in residuals."""
-    settings = WorldSettings(
-        seed=task.seed,
-        peers=task.peers,
-        interval_s=h * STEP_SECONDS,
-        step_s=STEP_SECONDS,
-        codec=codec,
-        eta=eta,
-        mu=mu,
-    )
-    world = NumericWorld(settings, task)
-    return world.train(), world.residual_share()
-
-
-def data_parallel(task: Task) -> Vector:
-    """Each step takes the batches of all peers at once."""
-    learner = task.learner(task.batch * task.peers)
-    for number in range(task.steps):
-        learner.train(number, np.concatenate([share(task, number, m) for m in range(task.peers)]))
-    return learner.theta()
-
-
-def alone(task: Task) -> Vector:
-    """One peer with its own share of the tokens and nobody to exchange with."""
-    learner = task.learner(task.batch)
-    for number in range(task.steps):
-        learner.train(number, share(task, number, 0))
-    return learner.theta()
-
-
-def synchronous(task: Task, eta: float, mu: float, h: int) -> Vector:
-    """DiLoCo: all peers step H times and then take the mean of their progress together."""
-    learners = [task.learner(task.batch) for _ in range(task.peers)]
-    state = OuterState(task.start(), np.zeros(task.table.total, np.float32))
-    rates = Rates.of_bits(eta_bits=bits_of(eta), mu_bits=bits_of(mu))
-    for number in range(task.steps):
-        for peer, learner in enumerate(learners):
-            learner.train(number, share(task, number, peer))
-        if (number + 1) % h and number + 1 < task.steps:
-            continue
-        progress = [state.theta - learner.theta() for learner in learners]
-        state = step(state, np.mean(progress, axis=0, dtype=np.float32), rates)
-        for learner in learners:
-            learner.model.load(state.theta)
-    return state.theta
+def ours(task: TorchTask, eta: float, mu: float, h: int, codec: str) -> Outcome:
+    """Ours, on steps of a second each."""
+    return exchange(task, Plan(h=h, eta=eta, mu=mu, codec=codec, step_s=STEP_SECONDS))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """One direction of a link: its own latency distribution, and the line that its messages wait in.
 
-Each directed link has a median latency of its own, drawn once, and each message a log-normal factor
-on it, so that messages overtake each other as they do across streams. What a host sends shares its
-uplink, what it receives its downlink: a message waits until the bytes before it are through.
+With jitter each directed link has a median latency of its own, drawn once, and each message a
+log-normal factor on it; without, each message draws anew between the same bounds. Either way they
+overtake each other as they do across streams. What a host sends shares its uplink, what it receives
+its downlink: a message waits until the bytes before it are through.
 """
 
 from __future__ import annotations
@@ -23,21 +24,30 @@ REORDER_TRIPS: Final = 4.0
 class Link(random.Random):
     """One direction: a generator of its own, and what was drawn for the link from it."""
 
-    def __init__(self, seed: bytes, source: bytes, target: bytes) -> None:
-        super().__init__(seed)
+    def __init__(self, drawn: random.Random, source: bytes, target: bytes) -> None:
+        super().__init__()
+        self.setstate(drawn.getstate())
         self.source = source
         self.target = target
         self.median_s: float | None = None
 
     def trip(self, weather: Weather) -> float:
         """Seconds that the next message is under way, waiting aside."""
+        if not weather.jitter:
+            taken = self.uniform(weather.latency_low_s, weather.latency_high_s)
+        else:
+            taken = self._own_median(weather) * min(
+                math.exp(self.gauss(0.0, weather.jitter)), LATENCY_MAX_FACTOR
+            )
+        if weather.reorder and self.random() < weather.reorder:
+            taken += self._own_median(weather) * self.uniform(1.0, REORDER_TRIPS)
+        return taken
+
+    def _own_median(self, weather: Weather) -> float:
+        """Seconds that a message takes on this link more often than not; drawn once."""
         if self.median_s is None:
             self.median_s = self.uniform(weather.latency_low_s, weather.latency_high_s)
-        factor = min(math.exp(self.gauss(0.0, weather.jitter)), LATENCY_MAX_FACTOR)
-        taken = self.median_s * factor
-        if weather.reorder and self.random() < weather.reorder:
-            taken += self.median_s * self.uniform(1.0, REORDER_TRIPS)
-        return taken
+        return self.median_s
 
 
 @dataclass(slots=True)

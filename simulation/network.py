@@ -34,7 +34,7 @@ class Network:
         key = (source, target)
         if key not in self._links:
             named = self._rng("link", source.hex()[:8], target.hex()[:8])
-            self._links[key] = Link(named.randbytes(32), source, target)
+            self._links[key] = Link(named, source, target)
         return self._links[key]
 
     def weigh(self, size: int) -> None:

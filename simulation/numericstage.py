@@ -22,6 +22,7 @@ from dugnad.averaging.tree import Vector
 from dugnad.averaging.worker import FragmentWorker
 from dugnad.dht.ids import PeerId
 from dugnad.simulation.checks import Violation
+from dugnad.simulation.credits import Credits
 from dugnad.simulation.ledger import Ledger
 from dugnad.simulation.people import SimFragment, SimPeer
 from dugnad.simulation.settings import WorldSettings
@@ -119,12 +120,19 @@ class LightLedger(Ledger):
         """Conservation is checked where the vectors are small."""
 
 
+class NoCredits(Credits):
+    """Numbers the units, and follows no board."""
+
+    def adopted(self, sim: SimPeer, p: int, adopt: ev.Adopt) -> None:
+        """Credit is checked where runs are short."""
+
+
 class NumericStage(Stage):
     """A stage whose learners learn. Fragments are padded with zeros to one size.
 
     ``evaluate_s`` is the virtual time between two measurements of the anchors, 0 for none; with
     ``batches`` above 0 all stop to train once that many were trained on; ``light`` leaves out the
-    check of conservation, which keeps every contribution's vector.
+    checks of conservation, which keeps every contribution's vector, and of credit.
     """
 
     def __init__(
@@ -148,7 +156,7 @@ class NumericStage(Stage):
         super().__init__(replace(settings, fragments=fragments, size=max(table.sizes)))
         if light:
             self.ledger = self.checks = LightLedger(self.settings.size, settings.horizon)
-            self.credits.ledger = self.ledger
+            self.credits = NoCredits(self.ledger, fragments, settings.horizon)
         self._evaluate_s = evaluate_s
         if evaluate_s:
             self.later(evaluate_s, self._measure)

@@ -72,8 +72,9 @@ class NetPeer:
 
     def p2pd(self) -> psutil.Process:
         children = psutil.Process(self.process.pid).children()
-        (found,) = [one for one in children if "p2pd" in one.name()]
-        return found
+        found = [one for one in children if "p2pd" in one.name()]
+        assert len(found) == 1, f"{len(found)} libp2p daemons under one peer"
+        return found[0]
 
     def version(self) -> int:
         """The lowest version of its fragments; -1 when it does not answer."""

