@@ -34,8 +34,8 @@ from dugnad.dht.p2pd import SubstrateError
 from dugnad.dht.ports import DialError, Handler, Stream, Transport, TransportError
 from dugnad.dht.reach import can_bind, free_port
 from dugnad.dht.records import RecordError, decode, encode
-from dugnad.dht.sockets import SocketStream, StreamTable, run_handler
-from dugnad.dht.tlsstream import TlsStream, wait_ready
+from dugnad.dht.sockets import SocketStream, StreamTable, accept_each, run_handler
+from dugnad.dht.tlsstream import TlsStream, when_ready
 
 __all__ = ["DIRECT_PROTOCOL", "DirectCounts", "DirectTransport"]
 
@@ -60,7 +60,6 @@ PAUSE_MAX_S: Final = 960.0
 ASK_AGAIN_S: Final = 5.0
 """A peer that cannot be asked may be connected a moment later."""
 _BACKLOG: Final = 64
-_ACCEPT_PAUSE_S: Final = 0.1
 _GREETING_BYTES_MAX: Final = 512
 _ANSWER_BYTES_MAX: Final = 1024
 _OK: Final = b"ok"
@@ -152,7 +151,7 @@ class DirectTransport:
             except (OSError, SubstrateError) as error:
                 log.warning("no direct connections are taken: %s", error)
             for server in self._servers:
-                self._own(self._accept(server), "direct listener")
+                self._own(accept_each(server, self._take), "direct listener")
         await self._base.accept(DIRECT_PROTOCOL, self._tell)
 
     async def close(self) -> None:
@@ -283,7 +282,7 @@ class DirectTransport:
         stream: SocketStream | None = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                await _shake_hands(tls)
+                await when_ready(tls, tls.do_handshake)
                 found = peer_of_certificate(tls.getpeercert(binary_form=True) or b"")
                 if found != peer:
                     raise CertificateError(f"{short(found)} answers at its address")
@@ -321,19 +320,11 @@ class DirectTransport:
                 del self._ticket_of[oldest]
         return ticket
 
-    async def _accept(self, server: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(server)
-            except OSError as error:  # out of descriptors: whoever waits will wait a little longer
-                log.warning("cannot accept a direct connection: %s", error)
-                await asyncio.sleep(_ACCEPT_PAUSE_S)
-                continue
-            if self._greeting >= PENDING_MAX:
-                connection.close()
-                continue
-            self._own(self._serve(connection), "direct stream")
+    def _take(self, connection: socket.socket) -> None:
+        if self._greeting >= PENDING_MAX:
+            connection.close()
+            return
+        self._own(self._serve(connection), "direct stream")
 
     async def _serve(self, connection: socket.socket) -> None:
         self._greeting += 1
@@ -349,14 +340,13 @@ class DirectTransport:
     async def _welcome(self, connection: socket.socket) -> tuple[SocketStream, Handler]:
         """TLS and the client's ticket; whose stream it is and what serves it."""
         assert self._server_tls is not None, "nothing listens before it is made"
-        connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tls = self._server_tls.wrap_socket(
             connection, server_side=True, do_handshake_on_connect=False
         )
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                await _shake_hands(tls)
+                await when_ready(tls, tls.do_handshake)
                 stranger = TlsStream(tls, PeerId(b""), lambda stream: None)
                 greeting = decode(
                     await read_frame(stranger, _GREETING_BYTES_MAX), Greeting, _GREETING_BYTES_MAX
@@ -433,18 +423,6 @@ async def _connected(host: str, port: int) -> socket.socket:
         connection.close()
         raise
     return connection
-
-
-async def _shake_hands(tls: ssl.SSLSocket) -> None:
-    while True:
-        try:
-            tls.do_handshake()
-        except ssl.SSLWantReadError:
-            await wait_ready(tls, reading=True)
-        except ssl.SSLWantWriteError:
-            await wait_ready(tls, reading=False)
-        else:
-            return
 
 
 def _host_of(address: str) -> str:

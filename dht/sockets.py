@@ -275,7 +275,9 @@ class StreamListener:
         self._server = server
         server.bind(str(self.path))
         server.listen(_BACKLOG)
-        self._accepting = asyncio.create_task(self._accept(server), name="stream listener")
+        self._accepting = asyncio.create_task(
+            accept_each(server, self._take), name="stream listener"
+        )
 
     async def close(self) -> None:
         """Stops listening and cancels the handlers. Idempotent."""
@@ -289,22 +291,13 @@ class StreamListener:
             self._server = None
             self.path.unlink(missing_ok=True)
 
-    async def _accept(self, server: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(server)
-            except OSError as error:  # out of descriptors: whoever waits will wait a little longer
-                log.warning("cannot accept a stream: %s", error)
-                await asyncio.sleep(_ACCEPT_PAUSE_S)
-                continue
-            if len(self._serving) >= STREAMS_MAX:
-                connection.close()
-                continue
-            connection.setblocking(False)
-            task = asyncio.create_task(self._serve(connection), name="incoming stream")
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
+    def _take(self, connection: socket.socket) -> None:
+        if len(self._serving) >= STREAMS_MAX:
+            connection.close()
+            return
+        task = asyncio.create_task(self._serve(connection), name="incoming stream")
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, connection: socket.socket) -> None:
         try:
@@ -331,6 +324,20 @@ class StreamListener:
         if stream is None:
             raise control.ControlError(f"{short(remote.peer)} has too many streams open")
         return stream, handler
+
+
+async def accept_each(server: socket.socket, take: Callable[[socket.socket], None]) -> None:
+    """Hands each incoming connection, which does not block, to `take`, until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            connection, _ = await loop.sock_accept(server)
+        except OSError as error:  # out of descriptors: whoever waits will wait a little longer
+            log.warning("cannot accept a stream: %s", error)
+            await asyncio.sleep(_ACCEPT_PAUSE_S)
+            continue
+        connection.setblocking(False)
+        take(connection)
 
 
 async def run_handler(stream: SocketStream, handler: Handler) -> None:

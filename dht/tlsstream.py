@@ -14,10 +14,13 @@ import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from dugnad.dht.ids import PeerId
 from dugnad.dht.sockets import SocketStream
+
+T = TypeVar("T")
 
 THREADS: Final = 4
 """Bursts at the same time, of all streams: more than the cores of most machines that are lent."""
@@ -45,7 +48,7 @@ class TlsStream(SocketStream):
         self._lock = threading.Lock()  # OpenSSL allows one call at a time on a connection
 
     async def _receive(self, view: memoryview) -> int:
-        got = await self._when_ready(self._read_some, view[:INLINE_BYTES])
+        got = await when_ready(self._tls, partial(self._read_some, view[:INLINE_BYTES]))
         if INLINE_BYTES // 2 < got < len(view):  # a quick line: there is probably more
             got += await self._burst(self._read_burst, view[got : got + BURST_BYTES])
         return got
@@ -59,7 +62,7 @@ class TlsStream(SocketStream):
                 at += sent
                 if sent == len(burst):
                     continue
-            at += await self._when_ready(self._write, view[at : at + SEND_BYTES])
+            at += await when_ready(self._tls, partial(self._write, view[at : at + SEND_BYTES]))
 
     async def _linger(self) -> bool:
         """Ends our direction, and waits until the other machine has all of it.
@@ -76,16 +79,6 @@ class TlsStream(SocketStream):
     def _shut(self, how: int) -> None:
         # Not SSLSocket's own: a reader would then be given the bytes as they are on the line.
         socket.socket.shutdown(self._tls, how)
-
-    async def _when_ready(self, work: Callable[[memoryview], int], view: memoryview) -> int:
-        """What `work` returns, repeated when the socket is ready for it."""
-        while True:
-            try:
-                return work(view)
-            except ssl.SSLWantWriteError:
-                await wait_ready(self._tls, reading=False)
-            except (ssl.SSLWantReadError, BlockingIOError):  # the latter once TLS has ended
-                await wait_ready(self._tls, reading=True)
 
     async def _burst(self, work: Callable[[memoryview], int], view: memoryview) -> int:
         """What `work` returns, in a thread. It is never left behind with our memory and socket."""
@@ -127,7 +120,18 @@ class TlsStream(SocketStream):
         return at
 
 
-async def wait_ready(connection: socket.socket, *, reading: bool) -> None:
+async def when_ready(connection: ssl.SSLSocket, work: Callable[[], T]) -> T:
+    """What `work` on the socket returns, repeated whenever the socket is ready for it."""
+    while True:
+        try:
+            return work()
+        except ssl.SSLWantWriteError:
+            await _wait_ready(connection, reading=False)
+        except (ssl.SSLWantReadError, BlockingIOError):  # the latter once TLS has ended
+            await _wait_ready(connection, reading=True)
+
+
+async def _wait_ready(connection: socket.socket, *, reading: bool) -> None:
     """Waits until a socket can be read or written; one waiter of each kind at a time."""
     loop = asyncio.get_running_loop()
     number = connection.fileno()
