@@ -8,12 +8,12 @@ commits after a stop; commits that were made are followed, those of banned homes
 
 from __future__ import annotations
 
-import unicodedata
 from typing import Annotated, Final
 
 import msgspec
 
 from dugnad.dht.ids import KEY_BYTES, PeerId, RunId
+from dugnad.dht.plaintext import text_fault
 from dugnad.dht.records import (
     SIGNATURE_BYTES,
     RecordError,
@@ -32,6 +32,9 @@ REASON_CHARS_MAX: Final = 120
 ORDERS_BYTES_MAX: Final = 256 + (BANS_MAX + 1) * (KEY_BYTES + 8 + 4 * REASON_CHARS_MAX)
 """An encoded record with every reason in four-byte characters."""
 NUMBER_MAX: Final = 1 << 62
+NEWER_HELD: Final = "newer orders of the organiser are held"
+SAME_HELD: Final = "these orders are held already"
+"""Two of the answers of `judge`, which are no faults of whoever told."""
 _DOMAIN: Final = "orders/1"
 
 _Reason = Annotated[str, msgspec.Meta(max_length=REASON_CHARS_MAX)]
@@ -103,17 +106,9 @@ def _checked(reason: str) -> str:
     text = " ".join(reason.split())
     if not text:
         raise OrderError("a reason is needed: everybody reads it")
-    if fault := _text_fault(text):
+    if fault := text_fault(text, REASON_CHARS_MAX):
         raise OrderError(f"the reason {fault}")
     return text
-
-
-def _text_fault(text: str) -> str:
-    if len(text) > REASON_CHARS_MAX:
-        return f"has {len(text)} characters, at most {REASON_CHARS_MAX} are allowed"
-    if any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") for c in text):
-        return "has control or invisible characters"
-    return ""
 
 
 def sign_orders(orders: Orders, run: RunId, signer: Signer) -> Orders:
@@ -136,7 +131,7 @@ def read_orders(
     if peers != sorted(set(peers)):
         raise RecordError("orders whose bans are not in order")
     for text in (orders.stop, *(ban.reason for ban in orders.bans)):
-        if fault := _text_fault(text):
+        if fault := text_fault(text, REASON_CHARS_MAX):
             raise RecordError(f"a reason of the organiser {fault}")
     if any(not ban.reason for ban in orders.bans):
         raise RecordError("a ban without a reason")
@@ -148,7 +143,7 @@ def read_orders(
 def judge(held: Orders, new: Orders) -> str:
     """Why orders that were read do not replace those that are held, or ''."""
     if new.number < held.number:
-        return "newer orders of the organiser are held"
+        return NEWER_HELD
     if new.number == held.number:
-        return "these orders are held already" if new == held else "two orders with one number"
+        return SAME_HELD if new == held else "two orders with one number"
     return ""

@@ -19,8 +19,6 @@ SLOTS_MAX: Final = 1 << 16
 """Peers that one process ever names: five times the largest crowd that was rehearsed."""
 ORDER_BITS: Final = 32
 ORDER_MASK: Final = (1 << ORDER_BITS) - 1
-INCARNATION_EPOCH_S: Final = 1_577_836_800
-"""Incarnations start at the wall clock; counted from 2020 they fit 31 bits until 2088."""
 RUMOURS_MAX: Final = 1024
 """Rumours of one message: 37 kB at most, 30 ms of a 10 Mbit/s line; a table takes several."""
 TAG_BYTES: Final = 8

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, numpy
 
 from dugnad.averaging.formats import DIGEST_BYTES, FRAGMENTS_MAX
 from dugnad.averaging.tree import array_root
+from dugnad.peer.paths import fsync_folder
 from dugnad.peer.storeschema import os_error
 
 Vector = npt.NDArray[np.float32]
@@ -155,17 +156,7 @@ def _write(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _fsync_folder(path.parent)
-
-
-def _fsync_folder(folder: Path) -> None:
-    if os.name != "posix":  # elsewhere a folder cannot be opened, and renaming is journalled
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync_folder(path.parent)
 
 
 def _read(path: Path, fragment: int) -> Anchor | str:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
+from dugnad.dht.plaintext import text_fault
 from dugnad.peer.errors import UserError
 from dugnad.peer.limits import Limits
 from dugnad.peer.paths import HOME_VARIABLE, Home, read_bounded
 from dugnad.peer.settingparse import LIMIT_PARSERS, as_bool, as_number, as_share, numbers_of
-from dugnad.peer.views import NAME_CHARS_MAX, text_fault
+from dugnad.peer.views import NAME_CHARS_MAX
 
 ENVIRONMENT_PREFIX: Final = "DUGNAD_"
 PATH_CHARS_MAX: Final = 1024

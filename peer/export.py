@@ -22,7 +22,7 @@ from dugnad.peer.errors import UserError
 from dugnad.peer.exportcard import CARD, Snapshot, model_card
 from dugnad.peer.exportlayout import CONFIG, TENSORS, layout_files
 from dugnad.peer.exportsources import find_run, from_folder, from_network, newest_run
-from dugnad.peer.paths import Home, disk_error
+from dugnad.peer.paths import Home, disk_error, fsync_folder
 
 _EXPORT_FILES: Final = {CARD, CONFIG, TENSORS}
 
@@ -99,12 +99,12 @@ def write_export(folder: Path, files: Mapping[str, bytes], *, force: bool) -> No
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-        _fsync_folder(draft)
+        fsync_folder(draft)
         check_target(folder, force=force)
         if folder.exists():
             folder.rename(old)
         draft.rename(folder)
-        _fsync_folder(folder.parent)
+        fsync_folder(folder.parent)
     except OSError as error:
         raise disk_error(error, folder) from error
     finally:
@@ -115,16 +115,6 @@ def write_export(folder: Path, files: Mapping[str, bytes], *, force: bool) -> No
                 old.rename(folder)
         elif old.exists():
             shutil.rmtree(old, ignore_errors=True)
-
-
-def _fsync_folder(folder: Path) -> None:
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sample(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from dugnad.peer.hours import WEEK_MINUTES, Hours, day_and_time, parse_hours
+from dugnad.peer.hours import WEEK_MINUTES, day_and_time, parse_hours
 
 TEMPERATURE_BACK_C: Final = 5.0
 """A machine that was too hot goes on when it is this much cooler (volunteers.md 4.4)."""
@@ -302,8 +302,3 @@ def _too_hot(degrees: float | None, ceiling: float, now: float, name: str, last:
 
 def _ago(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def week_text(hours: Hours) -> str:
-    """How much of the week it is, for people."""
-    return f"{hours.minutes / 60:.0f} hours a week" if hours.spans else "all week"

@@ -21,6 +21,7 @@ from dugnad.averaging.merge import RULES
 from dugnad.averaging.outer import OuterError, Rates, bits_of, float_of
 from dugnad.averaging.tree import array_root
 from dugnad.dht.ids import KEY_BYTES, PeerId, RunId
+from dugnad.dht.plaintext import text_fault
 from dugnad.dht.protocol import OLDEST, PROTOCOL, Spoken
 from dugnad.dht.records import (
     NO_RUN,
@@ -46,7 +47,7 @@ from dugnad.peer.runlimits import (
     STEPS_MAX,
     TOKENS_MAX,
 )
-from dugnad.peer.views import printable, text_fault
+from dugnad.peer.views import printable
 
 if TYPE_CHECKING:  # loads pydantic, which the daemon does not need
     from dugnad.peer.runfile import RunFile

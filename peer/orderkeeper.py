@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 from dugnad.averaging.events import Ordered
 from dugnad.averaging.formats import Word
-from dugnad.averaging.orders import NOTHING, ORDERS_BYTES_MAX, Orders, judge, read_orders
+from dugnad.averaging.orders import (
+    NEWER_HELD,
+    NOTHING,
+    ORDERS_BYTES_MAX,
+    SAME_HELD,
+    Orders,
+    judge,
+    read_orders,
+)
 from dugnad.dht.ids import PeerId, RunId, run_text
 from dugnad.dht.ports import AddressBook
 from dugnad.dht.records import RecordError, encode
@@ -99,9 +107,9 @@ class OrderKeeper:
     def heard(self, sender: PeerId, data: bytes) -> None:
         """A peer told its orders; one that holds older ones is told ours."""
         reason = self.take(data)
-        if reason.startswith("newer"):
+        if reason == NEWER_HELD:
             self.tell(sender)
-        elif reason and "already" not in reason:
+        elif reason not in ("", SAME_HELD):
             self.daemon.happenings.refused(sender, reason)
 
     def tell(self, peer: PeerId) -> None:
@@ -115,7 +123,7 @@ class OrderKeeper:
         copies = 0
         for data in (await book.get(key)).values():
             reason = self.take(data)
-            copies += not reason or "already" in reason
+            copies += reason in ("", SAME_HELD)
         mine = encode(self.held)
         if self.held.number and copies < COPIES and len(mine) <= ENTRY_BYTES_MAX:
             await book.store(key, mine, TTL_S)

@@ -276,6 +276,17 @@ def write_private(path: Path, content: bytes) -> None:
         raise disk_error(error, path) from error
 
 
+def fsync_folder(folder: Path) -> None:
+    """Forces the names in `folder` to the disk, after a rename in it. OSError as usual."""
+    if os.name != "posix":  # elsewhere a folder cannot be opened, and renaming is journalled
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def read_bounded(path: Path, limit: int) -> bytes:
     """The bytes of `path`; ValueError when there are more than `limit`, OSError as usual."""
     with path.open("rb") as file:

@@ -18,6 +18,7 @@ from dugnad.averaging.coverage import UNIT_SEQUENCES_MAX
 from dugnad.averaging.fragments import FRAGMENTS_MAX, FragmentError, build_table
 from dugnad.averaging.outer import ETA_MAX
 from dugnad.dht.ids import parse_peer
+from dugnad.dht.plaintext import text_fault
 from dugnad.peer.config import nearest
 from dugnad.peer.errors import UserError
 from dugnad.peer.learner.schedule import OptimiserSettings
@@ -40,7 +41,6 @@ from dugnad.peer.runlimits import (
     STEPS_MAX,
     TOKENS_MAX,
 )
-from dugnad.peer.views import text_fault
 
 RUN_FILE_BYTES_MAX: Final = 1 << 20
 SOTU: Final = "sotu"

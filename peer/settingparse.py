@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from dugnad.dht.plaintext import text_fault
 from dugnad.peer.hours import parse_hours
-from dugnad.peer.views import text_fault
 
 PROGRAMS_MAX: Final = 32
 """Programs to pause for: a table of games, not of everything."""

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from dugnad.dht.plaintext import HOSTILE_CATEGORIES
 from dugnad.peer.lifecycle import Input
 
 NAME_CHARS_MAX: Final = 32
@@ -19,7 +20,6 @@ EVENTS_PER_REPLY_MAX: Final = 500
 
 # Control, format (bidi overrides, zero-width), surrogate, private use, unassigned, line and
 # paragraph separators.
-_HOSTILE_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,17 +149,6 @@ def printable(text: str, limit: int = NAME_CHARS_MAX) -> str:
     For everything that a stranger wrote and a person reads.
     """
     kept = "".join(
-        c for c in text[: 4 * limit] if unicodedata.category(c) not in _HOSTILE_CATEGORIES
+        c for c in text[: 4 * limit] if unicodedata.category(c) not in HOSTILE_CATEGORIES
     )
     return kept if len(kept) <= limit else kept[: limit - 1] + "…"
-
-
-def text_fault(text: str, limit: int) -> str:
-    """Why `text` may not be a name in a manifest ('' when it may): too long, or with invisible
-    characters.
-    """
-    if len(text) > limit:
-        return f"has {len(text)} characters, at most {limit} are allowed"
-    if any(unicodedata.category(c) in _HOSTILE_CATEGORIES for c in text):
-        return "has control or invisible characters"
-    return ""

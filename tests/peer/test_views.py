@@ -2,7 +2,7 @@
 
 import pytest
 
-from dugnad.peer.views import printable, text_fault
+from dugnad.peer.views import printable
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,3 @@ def test_what_cannot_be_seen_is_dropped(text: str, shown: str) -> None:
 
 def test_long_text_is_cut_visibly() -> None:
     assert printable("x" * 1000, 8) == "xxxxxxx…"
-
-
-def test_a_manifest_may_not_hold_such_text_at_all() -> None:
-    assert text_fault("plain", 5) == ""
-    assert "6 characters" in text_fault("longer", 5)
-    assert "invisible" in text_fault("a\u202eb", 80)
