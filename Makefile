@@ -1,6 +1,8 @@
 # PYTHON=PATH/bin/python runs tests and checks under another environment, as .ci/run does.
 PYTHON = .venv/bin/python
 BASE = $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c 'import ensurepip, venv' 2>&- && echo $$p && break; done)
+# Two files of tests at a time: the slow ones wait for processes more than they compute.
+PYTEST = $(PYTHON) -P -m pytest -n 2 --dist loadfile
 READY := $(if $(filter .venv/bin/python,$(PYTHON)),.venv/complete)
 
 .PHONY: venv demo test check lint fast format bench links clean
@@ -16,7 +18,7 @@ demo: venv
 	.venv/bin/dugnad demo
 
 test: $(READY)
-	$(PYTHON) -P -m pytest -m ""
+	$(PYTEST) -m ""
 
 check: lint fast
 
@@ -25,7 +27,7 @@ lint: $(READY) links
 	$(PYTHON) -m mypy .typing/dugnad tests $(wildcard benchmarks) && $(dir $(PYTHON))lint-imports --no-logo
 
 fast: $(READY)
-	$(PYTHON) -P -m pytest
+	$(PYTEST)
 
 format: $(READY)
 	$(PYTHON) -m ruff format . && $(PYTHON) -m ruff check --fix .
