@@ -9,8 +9,6 @@ seed and the story of that peer. Learning is played by integer-made steps, exact
 from __future__ import annotations
 
 import hashlib
-import heapq
-import random
 from collections.abc import Callable
 
 import numpy as np
@@ -26,8 +24,9 @@ from dugnad.averaging.tree import array_root
 from dugnad.averaging.view import ExchangeSettings
 from dugnad.averaging.worker import FragmentRules, FragmentWorker, Progress, WorkError
 from dugnad.dht.ids import PeerId
+from dugnad.simulation.carrier import Carrier
 from dugnad.simulation.checks import Checks, Violation
-from dugnad.simulation.network import Network, fetch, message_events
+from dugnad.simulation.network import message_events
 from dugnad.simulation.people import Disk, SimFragment, SimPeer, SimSigner, peer_of, play_step, seal
 from dugnad.simulation.settings import RUN, SEQUENCE_TOKENS, WALL_START_S, Weather, WorldSettings
 from dugnad.simulation.story import told
@@ -50,30 +49,19 @@ __all__ = [
 ]
 
 
-class World:
+class World(Carrier):
     """The swarm, its network and its clock."""
 
     def __init__(self, settings: WorldSettings) -> None:
-        self.settings = settings
-        self.now = 0.0
-        self.heap: list[tuple[float, int, Callable[[], None]]] = []
-        self.counter = 0
-        self.peers: dict[PeerId, SimPeer] = {}
-        self.net = Network(settings.weather, self.rng, lambda: self.now)
+        super().__init__(settings)
         self.trace = hashlib.sha256()
         self.checks = Checks(settings.size, settings.horizon)
         self.genesis = [self._genesis(p) for p in range(settings.fragments)]
         self.events = 0
-        self.messages = 0
         self.outbound: set[int] = set()  # numbers of peers that cannot be home
         self.merged_at: list[list[float]] = [[] for _ in range(settings.fragments)]
 
     # -- making peers --------------------------------------------------------------------------
-
-    def rng(self, *names: object) -> random.Random:
-        """A generator of its own for whatever the names name."""
-        text = "/".join(str(name) for name in (self.settings.seed, *names))
-        return random.Random(hashlib.sha256(text.encode()).digest())
 
     def _genesis(self, fragment: int) -> AnchorState:
         rng = self.rng("genesis", fragment)
@@ -211,18 +199,6 @@ class World:
         sim.frozen_until = max(sim.frozen_until, self.now + seconds)
 
     # -- time ----------------------------------------------------------------------------------
-
-    def later(self, delay: float, what: Callable[[], None]) -> None:
-        """Do ``what`` in ``delay`` virtual seconds."""
-        self.counter += 1
-        heapq.heappush(self.heap, (self.now + delay, self.counter, what))
-
-    def run(self, until: float) -> None:
-        """Let the virtual clock run to ``until``."""
-        while self.heap and self.heap[0][0] <= until:
-            self.now, _, what = heapq.heappop(self.heap)
-            what()
-        self.now = until
 
     def _tell(self, sim: SimPeer, p: int, event: ev.Event) -> None:
         """Feed a core and carry out what it asks for; later when the peer is frozen."""
@@ -381,100 +357,6 @@ class World:
         self.checks.committed(record, digest)
         self.merged_at[p].append(self.now)
         self._answer(sim, p, ev.Signed(record, digest))
-
-    # -- the network ---------------------------------------------------------------------------
-
-    def _reaches(self, a: PeerId, b: PeerId) -> bool:
-        return not self.net.is_cut(a, b) and b in self.peers and self.peers[b].alive
-
-    def _broadcast(self, sim: SimPeer, message: fm.Message, p: int) -> None:
-        for peer in sorted(sim.live):
-            self._send(sim, peer, message, p)
-
-    def _send(self, sim: SimPeer, to: PeerId, message: fm.Message, p: int) -> None:
-        link, weather = self.net.link(sim.peer, to), self.settings.weather
-        self.messages += 1
-        if link.random() < weather.loss or not self._reaches(sim.peer, to):
-            return
-        copies = 2 if link.random() < weather.duplication else 1
-        for _ in range(copies):
-            self.later(self.net.latency(link), lambda: self._deliver(sim.peer, to, message, p))
-
-    def _deliver(self, sender: PeerId, to: PeerId, message: fm.Message, p: int) -> None:
-        if self.net.is_cut(sender, to):
-            return
-        for event in message_events(sender, message):
-            self._tell(self.peers[to], p, event)
-        if isinstance(message, fm.Heads) and message.reply and self.peers[to].alive:
-            self._send(self.peers[to], sender, self.peers[to].fragments[p].core.follower.heads(), p)
-
-    def _send_contribution(self, sim: SimPeer, p: int, seq: int, to: PeerId) -> None:
-        link, weather, born = self.net.link(sim.peer, to), self.settings.weather, sim.born
-        kept = sim.fragments[p].worker.inbox[(sim.peer, seq)]
-        breaks = link.random() < weather.send_loss
-        arrives = self._reaches(sim.peer, to) and not (breaks and link.random() < 0.5)
-
-        def back(event: ev.Event) -> None:
-            self.later(
-                self.net.latency(link),
-                lambda: self._tell(sim, p, event) if sim.born == born else None,
-            )
-
-        def arrive() -> None:
-            if not self._reaches(sim.peer, to):
-                back(ev.SendLost(seq, to))
-                return
-            there = self.peers[to].fragments[p]
-            there.worker.keep(kept.contribution, kept.pieces, kept.payload)
-            self._tell(self.peers[to], p, ev.ContributionIn(kept.contribution, kept.pieces))
-            key = (sim.peer, seq)
-            refusal = "" if key in there.core.home.inbox else "not listable"
-            back(ev.SendLost(seq, to) if breaks else ev.SendDone(seq, to, refusal))
-
-        if arrives:
-            self.later(2 * self.net.latency(link), arrive)
-        else:
-            back(ev.SendLost(seq, to))
-
-    def _forward(self, sim: SimPeer, p: int, key: ev.Key, to: PeerId) -> None:
-        """A leaving peer passes on what somebody else handed in to it."""
-        kept = sim.fragments[p].worker.inbox[key]
-
-        def arrive() -> None:
-            if self._reaches(sim.peer, to):
-                there = self.peers[to].fragments[p].worker
-                there.keep(kept.contribution, kept.pieces, kept.payload)
-                self._tell(self.peers[to], p, ev.ContributionIn(kept.contribution, kept.pieces))
-
-        self.later(2 * self.net.latency(self.net.link(sim.peer, to)), arrive)
-
-    def _obtain(self, sim: SimPeer, p: int, action: ev.Obtain) -> None:
-        weather, born = self.settings.weather, sim.born
-        source = sim.rng.choice(action.sources)
-        link = self.net.link(source, sim.peer)
-        failed = link.random() < weather.fetch_loss
-
-        def arrive() -> None:
-            if sim.born != born or not sim.alive:
-                return
-            event: ev.Event
-            try:
-                if (
-                    failed
-                    or not self._reaches(sim.peer, source)
-                    or self.now < self.peers[source].frozen_until
-                ):
-                    raise WorkError("the source does not answer")
-                self._fetch(sim, p, action, source)
-                event = ev.Obtained(action.digest)
-            except WorkError as fault:
-                event = ev.ObtainFailed(action.digest, fault.reason, fault.lied)
-            self._tell(sim, p, event)
-
-        self.later(self.net.latency(link) * 3, arrive)
-
-    def _fetch(self, sim: SimPeer, p: int, action: ev.Obtain, source: PeerId) -> None:
-        fetch(action, self.peers[source].fragments[p].worker, sim.fragments[p].worker)
 
     # -- looking at it -------------------------------------------------------------------------
 

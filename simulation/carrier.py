@@ -1,0 +1,119 @@
+"""What travels between simulated peers: messages, contributions, payloads, whole anchors."""
+
+from __future__ import annotations
+
+from dugnad.averaging import events as ev
+from dugnad.averaging import formats as fm
+from dugnad.averaging.worker import WorkError
+from dugnad.dht.ids import PeerId
+from dugnad.simulation.clock import Clock
+from dugnad.simulation.network import Network, fetch, message_events
+from dugnad.simulation.people import SimPeer
+from dugnad.simulation.settings import WorldSettings
+
+
+class Carrier(Clock):
+    """The shell's part between peers, on simulated links; what arrives goes to a core."""
+
+    def __init__(self, settings: WorldSettings) -> None:
+        super().__init__(settings.seed)
+        self.settings = settings
+        self.peers: dict[PeerId, SimPeer] = {}
+        self.net = Network(settings.weather, self.rng, lambda: self.now)
+        self.messages = 0
+
+    def _tell(self, sim: SimPeer, p: int, event: ev.Event) -> None:
+        """Feed a core."""
+        raise NotImplementedError
+
+    def _reaches(self, a: PeerId, b: PeerId) -> bool:
+        return not self.net.is_cut(a, b) and b in self.peers and self.peers[b].alive
+
+    def _broadcast(self, sim: SimPeer, message: fm.Message, p: int) -> None:
+        for peer in sorted(sim.live):
+            self._send(sim, peer, message, p)
+
+    def _send(self, sim: SimPeer, to: PeerId, message: fm.Message, p: int) -> None:
+        link, weather = self.net.link(sim.peer, to), self.settings.weather
+        self.messages += 1
+        if link.random() < weather.loss or not self._reaches(sim.peer, to):
+            return
+        copies = 2 if link.random() < weather.duplication else 1
+        for _ in range(copies):
+            self.later(self.net.latency(link), lambda: self._deliver(sim.peer, to, message, p))
+
+    def _deliver(self, sender: PeerId, to: PeerId, message: fm.Message, p: int) -> None:
+        if self.net.is_cut(sender, to):
+            return
+        for event in message_events(sender, message):
+            self._tell(self.peers[to], p, event)
+        if isinstance(message, fm.Heads) and message.reply and self.peers[to].alive:
+            self._send(self.peers[to], sender, self.peers[to].fragments[p].core.follower.heads(), p)
+
+    def _send_contribution(self, sim: SimPeer, p: int, seq: int, to: PeerId) -> None:
+        link, weather, born = self.net.link(sim.peer, to), self.settings.weather, sim.born
+        kept = sim.fragments[p].worker.inbox[(sim.peer, seq)]
+        breaks = link.random() < weather.send_loss
+        arrives = self._reaches(sim.peer, to) and not (breaks and link.random() < 0.5)
+
+        def back(event: ev.Event) -> None:
+            self.later(
+                self.net.latency(link),
+                lambda: self._tell(sim, p, event) if sim.born == born else None,
+            )
+
+        def arrive() -> None:
+            if not self._reaches(sim.peer, to):
+                back(ev.SendLost(seq, to))
+                return
+            there = self.peers[to].fragments[p]
+            there.worker.keep(kept.contribution, kept.pieces, kept.payload)
+            self._tell(self.peers[to], p, ev.ContributionIn(kept.contribution, kept.pieces))
+            key = (sim.peer, seq)
+            refusal = "" if key in there.core.home.inbox else "not listable"
+            back(ev.SendLost(seq, to) if breaks else ev.SendDone(seq, to, refusal))
+
+        if arrives:
+            self.later(2 * self.net.latency(link), arrive)
+        else:
+            back(ev.SendLost(seq, to))
+
+    def _forward(self, sim: SimPeer, p: int, key: ev.Key, to: PeerId) -> None:
+        """A leaving peer passes on what somebody else handed in to it."""
+        kept = sim.fragments[p].worker.inbox[key]
+
+        def arrive() -> None:
+            if self._reaches(sim.peer, to):
+                there = self.peers[to].fragments[p].worker
+                there.keep(kept.contribution, kept.pieces, kept.payload)
+                self._tell(self.peers[to], p, ev.ContributionIn(kept.contribution, kept.pieces))
+
+        self.later(2 * self.net.latency(self.net.link(sim.peer, to)), arrive)
+
+    def _obtain(self, sim: SimPeer, p: int, action: ev.Obtain) -> None:
+        weather, born = self.settings.weather, sim.born
+        source = sim.rng.choice(action.sources)
+        link = self.net.link(source, sim.peer)
+        failed = link.random() < weather.fetch_loss
+
+        def arrive() -> None:
+            if sim.born != born or not sim.alive:
+                return
+            event: ev.Event
+            try:
+                if (
+                    failed
+                    or not self._reaches(sim.peer, source)
+                    or self.now < self.peers[source].frozen_until
+                ):
+                    raise WorkError("the source does not answer")
+                self._fetch(sim, p, action, source)
+                event = ev.Obtained(action.digest)
+            except WorkError as fault:
+                event = ev.ObtainFailed(action.digest, fault.reason, fault.lied)
+            self._tell(sim, p, event)
+
+        self.later(self.net.latency(link) * 3, arrive)
+
+    def _fetch(self, sim: SimPeer, p: int, action: ev.Obtain, source: PeerId) -> None:
+        fetch(action, self.peers[source].fragments[p].worker, sim.fragments[p].worker)
