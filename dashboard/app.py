@@ -11,7 +11,8 @@ How a host uses it::
 
 `publish` is called in the loop that serves. Several runs: `DashboardServer({"name": feed, ...})`.
 A `Status` event each 15 s keeps pages from saying that they are stale. To keep the history over
-restarts, store `encode_history(feed.state().history)` and start with `RunFeed(history=...)`.
+restarts, write `historyrows.changed(written, feed.state().history)` to a database now and then, and
+start with `RunFeed(history=historyrows.history_of(rows, now_ms))`.
 
 It answers GET and HEAD only, sets no cookie, sends no CORS header, loads nothing from elsewhere
 and has a strict content security policy. It shares nothing with the control API.

@@ -14,10 +14,11 @@ from dugnad.dashboard.figures import (
     peers_figure,
     throughput_figure,
 )
+from dugnad.dashboard.history import Happening
 from dugnad.dashboard.layout import View, cell, facts, head, page, peer_link, table, when
 from dugnad.dashboard.markup import Markup, el, join
 from dugnad.dashboard.series import DAY_MS, MINUTE_MS
-from dugnad.dashboard.state import Happening, name_in
+from dugnad.dashboard.state import name_in
 from dugnad.dashboard.text import amount, bytes_text, clock_text, count, exact, percent, span
 
 EVENTS_SHOWN: Final = 15

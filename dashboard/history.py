@@ -1,7 +1,6 @@
-"""What of a state is worth keeping over restarts, and its bytes.
+"""What of a state is worth keeping over restarts. `historyrows` turns it into rows for a disk.
 
-A host writes `encode_history(state.history)` to its disk now and then and starts the next process
-with `decode_history` of it. All of it is bounded: a run of years needs about a megabyte.
+All of it is bounded: a run of years needs a few megabytes.
 """
 
 from __future__ import annotations
@@ -21,8 +20,10 @@ DAY_BARS_MAX: Final = 400
 """A year, and a month to compare."""
 PARTS_MAX: Final = 200
 """Contributors kept apart in one bar; the others are added up under ''."""
-HISTORY_BYTES_MAX: Final = 64 << 20
-_VERSION: Final = 1
+HAPPENINGS_MAX: Final = 500
+"""Things that happened, kept to be read: a lively quarter of an hour or a quiet week."""
+OLD_BYTES_MAX: Final = 64 << 20
+_OLD_VERSION: Final = 1
 
 
 class Session(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -44,8 +45,17 @@ class Bar(msgspec.Struct, frozen=True, array_like=True):
         return sum(self.parts.values())
 
 
+class Happening(msgspec.Struct, frozen=True, gc=False):
+    """Something in plain words. `n` rises by one with each."""
+
+    n: int
+    at_ms: int
+    kind: str
+    text: str
+
+
 class History(msgspec.Struct, frozen=True):
-    """Measurements, sessions and contributions over time."""
+    """Measurements, sessions, contributions and happenings over time."""
 
     train: Series = Series()
     held_out: Series = Series()
@@ -57,7 +67,8 @@ class History(msgspec.Struct, frozen=True):
     tokens: int = 0
     sent_bytes: int = 0
     plain_bytes: int = 0
-    version: int = _VERSION
+    happenings: tuple[Happening, ...] = ()
+    happened: int = 0
 
     def with_train(self, point: Point) -> History:
         """With one more training loss."""
@@ -95,6 +106,12 @@ class History(msgspec.Struct, frozen=True):
         last = Session(own[-1].since_ms, max(at_ms, own[-1].since_ms))
         sessions = {**self.sessions, peer: (*own[:-1], last)}
         return msgspec.structs.replace(self, sessions=sessions)
+
+    def with_happening(self, at_ms: int, kind: str, text: str) -> History:
+        """With one more thing that happened, in printable words."""
+        one = Happening(self.happened + 1, at_ms, kind, text)
+        kept = self.happenings[-HAPPENINGS_MAX + 1 :]
+        return msgspec.structs.replace(self, happenings=(*kept, one), happened=one.n)
 
     def merged(
         self,
@@ -141,31 +158,37 @@ def active_ms(sessions: Mapping[str, tuple[Session, ...]], now_ms: int) -> dict[
     }
 
 
-def encode_history(history: History) -> bytes:
-    """The bytes of a history, for the host's disk."""
-    return msgspec.msgpack.encode(history)
+class _Old(History, frozen=True):
+    """As earlier versions kept it in one piece."""
+
+    version: int = _OLD_VERSION
 
 
-def decode_history(data: bytes, now_ms: int) -> History:
-    """The history in `data`; ValueError when it is none or of another version.
-
-    Sessions that were open when the process ended are closed at the newest known moment.
-    """
-    if len(data) > HISTORY_BYTES_MAX:
-        raise ValueError(f"a history has at most {HISTORY_BYTES_MAX} bytes, this has {len(data)}")
+def decode_old(data: bytes, now_ms: int) -> History:
+    """The history that an earlier version kept as one blob; ValueError when it is none."""
+    if len(data) > OLD_BYTES_MAX:
+        raise ValueError(f"a history has at most {OLD_BYTES_MAX} bytes, this has {len(data)}")
     try:
-        history = msgspec.msgpack.decode(data, type=History)
+        old = msgspec.msgpack.decode(data, type=_Old)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"not a kept history: {error}") from None
-    if history.version != _VERSION:
-        raise ValueError(f"the history has version {history.version}, this reads {_VERSION}")
+    if old.version != _OLD_VERSION:
+        raise ValueError(f"the history has version {old.version}, this reads {_OLD_VERSION}")
+    kept = {name: getattr(old, name) for name in History.__struct_fields__}
+    return all_closed(History(**kept), now_ms)
+
+
+def all_closed(history: History, now_ms: int) -> History:
+    """`history` with sessions that were open when the process ended closed at the newest known
+    moment.
+    """
     ends = [s.last.at_ms for s in (history.train, history.speed, history.peers) if s.last]
     end_ms = min(max(ends, default=now_ms), now_ms)
-    sessions = {peer: _all_closed(own, end_ms) for peer, own in history.sessions.items()}
+    sessions = {peer: _ended(own, end_ms) for peer, own in history.sessions.items()}
     return msgspec.structs.replace(history, sessions=sessions)
 
 
-def _all_closed(own: tuple[Session, ...], end_ms: int) -> tuple[Session, ...]:
-    return tuple(
-        one if one.until_ms else Session(one.since_ms, max(end_ms, one.since_ms)) for one in own
-    )
+def _ended(own: tuple[Session, ...], end_ms: int) -> tuple[Session, ...]:
+    if own[-1].until_ms:
+        return own
+    return (*own[:-1], Session(own[-1].since_ms, max(end_ms, own[-1].since_ms)))

@@ -57,7 +57,7 @@ class Series(msgspec.Struct, frozen=True, array_like=True):
     """Points by age, each tuple oldest first: as measured, by minute, by hour, by day (UTC).
 
     Every roll-up covers all values since its oldest point, so the tuples overlap; `points` joins
-    them.
+    them. After a restart there are roll-ups only.
     """
 
     recent: tuple[Point, ...] = ()
@@ -67,8 +67,9 @@ class Series(msgspec.Struct, frozen=True, array_like=True):
 
     def add(self, point: Point) -> Series:
         """The series with one more value; one older than the last counts as measured then."""
-        if self.recent and point.at_ms < self.recent[-1].at_ms:
-            point = msgspec.structs.replace(point, at_ms=self.recent[-1].at_ms)
+        last = self.last
+        if last is not None and point.at_ms < last.at_ms:
+            point = msgspec.structs.replace(point, at_ms=last.at_ms)
         return Series(
             recent=(*self.recent[-RECENT_MAX + 1 :], point),
             minutes=_rolled(self.minutes, point, MINUTE_MS, MINUTES_MAX),
@@ -89,13 +90,15 @@ class Series(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def last(self) -> Point | None:
-        """The newest value."""
-        return self.recent[-1] if self.recent else None
+        """The newest value; of an earlier process the newest minute."""
+        rows = self.recent or self.minutes
+        return rows[-1] if rows else None
 
     def mean(self, now_ms: int, window_ms: int) -> float | None:
         """The mean of the recent values of the last `window_ms`; None where there is none."""
-        values = [p.value for p in self.recent if p.at_ms >= now_ms - window_ms]
-        return sum(values) / len(values) if values else None
+        rows = self.recent or self.minutes
+        values = [(p.value * p.n, p.n) for p in rows if p.at_ms >= now_ms - window_ms]
+        return sum(v for v, _ in values) / sum(n for _, n in values) if values else None
 
 
 def _rolled(rows: tuple[Point, ...], point: Point, size_ms: int, limit: int) -> tuple[Point, ...]:

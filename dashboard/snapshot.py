@@ -7,10 +7,11 @@ from typing import Final
 import msgspec
 
 from dugnad.dashboard import events as ev
+from dugnad.dashboard.history import Happening
 from dugnad.dashboard.layout import View
 from dugnad.dashboard.live import Hub
 from dugnad.dashboard.series import Series
-from dugnad.dashboard.state import FragmentHead, Happening
+from dugnad.dashboard.state import FragmentHead
 
 FORMAT: Final = 1
 HAPPENINGS_SHOWN: Final = 100

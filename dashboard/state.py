@@ -15,12 +15,10 @@ import msgspec
 
 from dugnad.averaging.board import Board
 from dugnad.dashboard import events as ev
-from dugnad.dashboard.history import History, Session
+from dugnad.dashboard.history import Happening, History, Session
 from dugnad.dashboard.series import Point
 from dugnad.dashboard.text import NAME_CHARS_MAX, count, line
 
-HAPPENINGS_MAX: Final = 500
-"""Things that happened, kept to be read: a lively quarter of an hour or a quiet week."""
 PEERS_MAX: Final = 5000
 """Rows of peers; the swarm is planned for thousands. Those gone longest are dropped first."""
 GONE_KEPT_MS: Final = 86_400_000
@@ -28,16 +26,6 @@ GONE_KEPT_MS: Final = 86_400_000
 LATE_MS: Final = 60_000
 """A merge that is overdue for so long will come when it comes."""
 FRAGMENT_NUMBER_MAX: Final = ev.FRAGMENTS_MAX
-
-
-@dataclass(frozen=True, slots=True)
-class Happening:
-    """Something in plain words. `n` rises by one with each."""
-
-    n: int
-    at_ms: int
-    kind: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +52,6 @@ class State:
     peers: Mapping[str, ev.PeerRow] = field(default_factory=dict)
     heads: Mapping[int, FragmentHead] = field(default_factory=dict)
     history: History = field(default_factory=History)
-    happenings: tuple[Happening, ...] = ()
-    happened: int = 0
     board: Board | None = None
     board_heard: int = 0
     board_known: int = 0
@@ -81,6 +67,16 @@ class State:
     def tokens(self) -> int:
         """Tokens merged by the run."""
         return self.history.tokens
+
+    @property
+    def happenings(self) -> tuple[Happening, ...]:
+        """The newest things that happened, oldest first."""
+        return self.history.happenings
+
+    @property
+    def happened(self) -> int:
+        """How many things have happened in all."""
+        return self.history.happened
 
     @property
     def merges(self) -> int:
@@ -242,9 +238,7 @@ def _due(state: State, event: ev.MergeDue) -> State:
 
 
 def _happened(state: State, at_ms: int, kind: str, text: str) -> State:
-    happening = Happening(state.happened + 1, at_ms, kind, line(text))
-    kept = state.happenings[-HAPPENINGS_MAX + 1 :]
-    return replace(state, happenings=(*kept, happening), happened=happening.n)
+    return replace(state, history=state.history.with_happening(at_ms, kind, line(text)))
 
 
 def sessions_of(state: State, peer: str) -> tuple[Session, ...]:

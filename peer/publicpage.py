@@ -17,12 +17,12 @@ from dugnad.averaging import events as averaging
 from dugnad.dashboard import events as ev
 from dugnad.dashboard.app import DashboardError, DashboardServer
 from dugnad.dashboard.feed import RunFeed
-from dugnad.dashboard.history import decode_history, encode_history
 from dugnad.dht.ids import PeerId, peer_text
 from dugnad.peer import clock
 from dugnad.peer.config import Endpoint
 from dugnad.peer.errors import UserError
 from dugnad.peer.learner.process import LearnerGone
+from dugnad.peer.pagehistory import PageHistory
 from dugnad.peer.pagereceipts import PageReceipts
 from dugnad.peer.pageviews import (
     Moment,
@@ -51,9 +51,8 @@ UNITS_S: Final = 15.0
 """Looking through the open units takes up to ten milliseconds."""
 LOOP_SHARE: Final = 0.01
 """Of the daemon's loop that one kind of news may take: in a large swarm it is told more seldom."""
-HISTORY_S: Final = 60.0
-"""A power cut costs the charts a minute."""
-HISTORY_KEY: Final = "page/history"
+HISTORY_S: Final = 15.0
+"""What a kill costs the charts. A dozen rows are written then, and nothing waits for the disk."""
 SAMPLE_S: Final = 60.0
 SAMPLE_BYTES: Final = 64
 SAMPLE_SHARE: Final = 0.005
@@ -72,6 +71,7 @@ class PublicPage:
         self.daemon = daemon
         self.endpoint = endpoint
         self.receipts = PageReceipts(daemon)
+        self.history = PageHistory(daemon.store)
         self.feed = RunFeed(self.receipts)
         self._server: DashboardServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -140,8 +140,7 @@ class PublicPage:
 
     async def _restore(self) -> None:
         try:
-            data = await self.daemon.store.call(lambda store: store.kept(HISTORY_KEY))
-            history = decode_history(data, clock.wall_ms()) if data is not None else None
+            history = await self.history.load(clock.wall_ms())
         except (StoreError, ValueError) as error:
             self.daemon.note("page", f"the kept history cannot be used, a new one begins: {error}")
             return
@@ -149,11 +148,8 @@ class PublicPage:
         self._restored = self.feed.state().tokens
 
     async def _keep(self) -> None:
-        history = self.feed.state().history
         try:
-            await self.daemon.store.call(
-                lambda store: store.keep(HISTORY_KEY, encode_history(history))
-            )
+            await self.history.save(self.feed.state().history)
         except StoreError as error:
             self.daemon.note("page", f"the history is not kept: {error.reason}; {error.fix}")
 

@@ -122,6 +122,12 @@ class StoreFile:
                 if durable:
                     self._db.execute("PRAGMA synchronous = NORMAL")
 
+    @contextmanager
+    def batch(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, for tables of others in this file (the public page's)."""
+        with self._transaction():
+            yield self._db
+
     def _meta(self, key: str) -> bytes | None:
         with store_errors(self.path):
             row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()

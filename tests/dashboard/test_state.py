@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from dugnad.dashboard import events as ev
+from dugnad.dashboard.history import HAPPENINGS_MAX
 from dugnad.dashboard.state import (
     GONE_KEPT_MS,
-    HAPPENINGS_MAX,
     PEERS_MAX,
     State,
     apply,

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
+from sqlite3 import Connection
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -71,6 +74,7 @@ class Memory:
     rows: list[StoredReceipt] = field(default_factory=list)
     commits: dict[bytes, fm.CommitRecord] = field(default_factory=dict)
     gate: asyncio.Event | None = None
+    tables: Store | None = None
 
     async def call(self, work: Callable[[Store], Any]) -> Any:  # Any: what the work gives
         if self.gate is not None:
@@ -82,6 +86,14 @@ class Memory:
 
     def kept(self, key: str) -> bytes | None:
         return self.values.get(key)
+
+    def batch(self) -> AbstractContextManager[Connection]:
+        self.tables = self.tables or Store.open(Path(":memory:"))
+        return self.tables.batch()
+
+    def close(self) -> None:
+        if self.tables is not None:
+            self.tables.close()
 
     def receipts(self, peer: PeerId, limit: int) -> list[StoredReceipt]:
         return self.rows[:limit]

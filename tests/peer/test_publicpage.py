@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import msgspec
@@ -25,9 +26,9 @@ from dugnad.peer.daemon import Daemon
 from dugnad.peer.errors import UserError
 from dugnad.peer.learner.process import LearnerGone
 from dugnad.peer.manifest import Manifest
+from dugnad.peer.pagehistory import OLD_KEY
 from dugnad.peer.pageviews import without_addresses
 from dugnad.peer.publicpage import (
-    HISTORY_KEY,
     NUMBERS_S,
     PEERS_S,
     SAMPLE_BYTES,
@@ -57,9 +58,11 @@ def manifest() -> Manifest:
 
 
 @pytest.fixture
-async def peer(manifest: Manifest) -> Peer:
+async def peer(manifest: Manifest) -> AsyncIterator[Peer]:
     """A daemon that is just starting, alone."""
-    return Peer(manifest)
+    made = Peer(manifest)
+    yield made
+    made.store.close()
 
 
 async def test_a_page_begins_with_the_run_and_with_whoever_is_here(peer: Peer) -> None:
@@ -290,7 +293,7 @@ async def test_after_a_restart_measurements_stand_where_the_history_ends(peer: P
 
 
 async def test_a_history_that_cannot_be_read_is_said_and_a_new_one_begins(peer: Peer) -> None:
-    peer.store.values[HISTORY_KEY] = b"\xc1"
+    peer.store.values[OLD_KEY] = b"\xc1"
     page = await opened(peer)
     assert "a new one begins" in peer.notes[0]
     assert page.feed.state().run is not None
