@@ -7,7 +7,6 @@ roots of what a file holds are computed anew, and a file that does not match is 
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from safetensors import SafetensorError, numpy
 
 from dugnad.averaging.formats import DIGEST_BYTES, FRAGMENTS_MAX
 from dugnad.averaging.tree import array_root
-from dugnad.peer.paths import fsync_folder
+from dugnad.peer.savefile import PARTIAL, write_whole
 from dugnad.peer.storeschema import os_error
 
 Vector = npt.NDArray[np.float32]
@@ -32,7 +31,6 @@ FILES_MAX: Final = 100_000
 FORMAT: Final = "dugnad anchor 1"
 
 _NAME: Final = re.compile(r"fragment-(\d{4})-save-(\d{10})\.safetensors")
-_TEMPORARY: Final = ".partial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,8 @@ class AnchorFiles:
             older = self._files(fragment)
             number = older[-1][0] + 1 if older else 1
             path = self.folder / f"fragment-{fragment:04d}-save-{number:010d}.safetensors"
-            _write(path, numpy.save({"theta": theta, "momentum": momentum}, metadata))
+            data = numpy.save({"theta": theta, "momentum": momentum}, metadata)
+            write_whole(path, iter([data]))
             for _, old in older[: len(older) + 1 - KEPT]:
                 old.unlink(missing_ok=True)
         except OSError as error:
@@ -123,7 +122,7 @@ class AnchorFiles:
     def sweep(self) -> int:
         """Remove what an interrupted save left behind; how many files. Not during a save."""
         try:
-            left = sorted(self.folder.glob(f"fragment-*{_TEMPORARY}"))[:FILES_MAX]
+            left = sorted(self.folder.glob(f"fragment-*{PARTIAL}"))[:FILES_MAX]
             for path in left:
                 path.unlink(missing_ok=True)
         except OSError as error:
@@ -142,21 +141,6 @@ class AnchorFiles:
             if count >= FILES_MAX:
                 break
         return sorted(found)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path`` in one step: either all of it is there after a power cut or none."""
-    temporary = path.with_name(path.name + _TEMPORARY)
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_folder(path.parent)
 
 
 def _read(path: Path, fragment: int) -> Anchor | str:

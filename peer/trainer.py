@@ -29,8 +29,11 @@ from dugnad.peer.learner.process import (
 )
 from dugnad.peer.learner.protocol import (
     QUEUED_SEQUENCES_MAX,
+    VECTORS_CAPTURED,
     Added,
     AddIn,
+    Capture,
+    Captured,
     Copied,
     CopyOut,
     DtypeChoice,
@@ -38,6 +41,7 @@ from dugnad.peer.learner.protocol import (
     Evaluated,
     Failed,
     Idle,
+    InnerState,
     Pause,
     Piece,
     Ready,
@@ -111,10 +115,25 @@ class CopyResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Continuation:
+    """Where a learner goes on: its small state, and Adam's moments as flat vectors in the table's
+    order. None: the moments lie in the capture region already."""
+
+    inner: InnerState
+    moments: tuple[Vector, Vector] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Regions:
     out: Region
     inward: Region
     anchor: Region
+    capture: Region
+
+    def close(self) -> None:
+        """Give their memory back."""
+        for region in (self.out, self.inward, self.anchor, self.capture):
+            region.close()
 
 
 class _Turn:
@@ -159,36 +178,44 @@ class Trainer:
         self._copying = [_Turn() for _ in plan.table.fragments]
         self._adding = [_Turn() for _ in plan.table.fragments]
         self._anchoring = _Turn()
+        self._capturing = _Turn()
+        self._whole = False
+        """Whether the capture region holds a whole capture: a learner may die half-way."""
 
     @property
     def pid(self) -> int | None:
         """Process id of the learner; None when none runs."""
         return self._process.pid if self._process is not None else None
 
-    async def start(self, theta: Vector) -> Ready:
+    async def start(self, theta: Vector, resume: Continuation | None = None) -> Ready:
         """Start the process with the flat parameters `theta`; returns what it chose by measurement.
 
-        LearnerGone when it ends instead (its reason in the text), TimeoutError after
-        START_SECONDS_MAX, OSError when memory or a process cannot be had. After a failure nothing
-        is left running.
+        With `resume` it goes on with those moments; without, they are fresh. LearnerGone when it
+        ends instead (its reason in the text), TimeoutError after START_SECONDS_MAX, OSError when
+        memory or a process cannot be had. After a failure nothing is left running.
         """
         assert self.pid is None, "the learner runs already"
         if self._regions is None:
-            count = self.plan.table.total
-            self._regions = _Regions(*(Region.create(n, count) for n in ("out", "in", "anchor")))
+            self._regions = _made(self.plan.table.total)
         regions = self._regions
         _fill(regions.anchor.array, theta)
+        if resume is not None and resume.moments is not None:
+            self._whole = False
+            _, *places = self._captured()
+            for place, moment in zip(places, resume.moments, strict=True):
+                _fill(place, moment)
         process = LearnerProcess(self._heard)
         self.outstanding = 0
-        fds = RegionFds(regions.out.fd, regions.inward.fd, regions.anchor.fd)
+        fds = RegionFds(regions.out.fd, regions.inward.fd, regions.anchor.fd, regions.capture.fd)
         with self.plan.tokens.open("rb") as tokens:
-            inherited = (tokens.fileno(), fds.out, fds.inward, fds.anchor)
+            inherited = (tokens.fileno(), fds.out, fds.inward, fds.anchor, fds.capture)
             plan = self.plan
             await process.launch(inherited, plan.threads, plan.cores, plan.gpus)
             self._process = process
             started = False
             try:
-                asked = process.ask(self._start_message(tokens.fileno(), fds))
+                inner = resume.inner if resume is not None else None
+                asked = process.ask(self._start_message(tokens.fileno(), fds, inner))
                 ready = await asyncio.wait_for(answer(asked, Ready), START_SECONDS_MAX)
                 started = True
             finally:
@@ -196,15 +223,17 @@ class Trainer:
                     await process.stop(0.0)
         return ready
 
-    async def restart(self, theta: Vector, micro_batch: int = 0) -> Ready:
-        """End the process if it runs and start anew from `theta`; Adam's moments and the queue are
-        gone.
+    async def restart(
+        self, theta: Vector, micro_batch: int = 0, resume: Continuation | None = None
+    ) -> Ready:
+        """End the process if it runs and start anew from `theta`; the queue is gone, and without
+        `resume` Adam's moments are.
 
         Steps are counted on. `micro_batch` 0 probes again.
         """
         await self.stop()
         self.plan = replace(self.plan, micro_batch=micro_batch)
-        return await self.start(theta)
+        return await self.start(theta, resume)
 
     def give(self, work: Work) -> None:
         """Queue sequences. OverflowError when more than QUEUED_SEQUENCES_MAX would be
@@ -241,6 +270,23 @@ class Trainer:
             _fill(part, delta)
             question = AddIn(self._next_ticket(), fragment)
             return (await turn.ask(process, question, Added)).step
+
+    async def capture(self) -> Captured:
+        """Copy the whole training state to shared memory at the next step boundary; the vectors
+        are `captured`."""
+        turn = self._capturing
+        async with turn.lock:
+            await turn.ours()
+            self._shared()
+            self._whole = False
+            found = await turn.ask(self._running(), Capture(self._next_ticket()), Captured)
+            self._whole = True
+        return found
+
+    def captured(self) -> tuple[Vector, Vector, Vector] | None:
+        """Parameters and both moments of the last capture, flat in the table's order: shared
+        memory, valid until the next `capture`. None when there is none, or half of one."""
+        return self._captured() if self._whole else None
 
     async def evaluate(self, anchor: Vector | None, sequences: list[int]) -> float:
         """Mean loss in nats a token of the flat parameters `anchor` (None: those used last)."""
@@ -287,9 +333,8 @@ class Trainer:
         """Give the shared memory back: after `stop`, when no other learner will be started."""
         assert self.pid is None, "stop the learner first"
         if self._regions is not None:
-            for region in (self._regions.out, self._regions.inward, self._regions.anchor):
-                region.close()
-        self._regions = None
+            self._regions.close()
+        self._regions, self._whole = None, False
 
     def _heard(self, event: LearnerEvent) -> None:
         if isinstance(event, Step):
@@ -299,7 +344,9 @@ class Trainer:
             self.outstanding = 0
         self._on_event(event)
 
-    def _start_message(self, tokens_fd: int, regions: RegionFds) -> Start:
+    def _start_message(
+        self, tokens_fd: int, regions: RegionFds, resume: InnerState | None
+    ) -> Start:
         plan = self.plan
         return Start(
             config=plan.config,
@@ -315,6 +362,7 @@ class Trainer:
             gpu_share=plan.gpu_share,
             seed=plan.seed,
             first_step=self.step,
+            resume=resume,
         )
 
     def _running(self) -> LearnerProcess:
@@ -334,6 +382,10 @@ class Trainer:
             raise LearnerGone("no learner was started")
         return self._regions
 
+    def _captured(self) -> tuple[Vector, Vector, Vector]:
+        theta, first, second = np.split(self._shared().capture.array, VECTORS_CAPTURED)
+        return theta, first, second
+
     def _part(self, region: Region, fragment: int) -> Vector:
         offset = self.plan.table.offsets[fragment]
         return region.array[offset : offset + self.plan.table.sizes[fragment]]
@@ -349,6 +401,11 @@ class Trainer:
             else:
                 _fill(region, anchor)
         return process
+
+
+def _made(count: int) -> _Regions:
+    sizes = {"out": count, "in": count, "anchor": count, "capture": VECTORS_CAPTURED * count}
+    return _Regions(*(Region.create(name, size) for name, size in sizes.items()))
 
 
 def _fill(target: Vector, source: Vector) -> None:

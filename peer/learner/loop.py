@@ -10,6 +10,8 @@ import socket
 import time
 from typing import Final, assert_never
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from dugnad.peer.corpus import TokenFile, sequence_count
@@ -18,8 +20,11 @@ from dugnad.peer.learner.device import Wishes, choose
 from dugnad.peer.learner.memory import Region
 from dugnad.peer.learner.parameters import FlatModel
 from dugnad.peer.learner.protocol import (
+    VECTORS_CAPTURED,
     Added,
     AddIn,
+    Capture,
+    Captured,
     Copied,
     CopyOut,
     Evaluate,
@@ -27,6 +32,7 @@ from dugnad.peer.learner.protocol import (
     FrameReader,
     FromLearner,
     Idle,
+    InnerState,
     Pause,
     ProtocolError,
     Ready,
@@ -53,6 +59,9 @@ SKIPPED_IN_A_ROW_MAX: Final = 5
 """Steps without a finite gradient before the learner gives up: one may be bad data, five are a bad
 state."""
 RECEIVE_BYTES: Final = 1 << 16
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+Vector = npt.NDArray[np.float32]
 
 
 class Disconnected(Exception):
@@ -115,10 +124,13 @@ class Learner:
         self._out = Region.attach(start.regions.out, count)
         self._inward = Region.attach(start.regions.inward, count)
         self._anchor = Region.attach(start.regions.anchor, count)
+        self._capture: Region | None = None
+        if start.regions.capture >= 0:
+            self._capture = Region.attach(start.regions.capture, VECTORS_CAPTURED * count)
         self._tokens = TokenFile.from_fd(start.tokens_fd)
         self._queue = WorkQueue()
         self._step = start.first_step
-        self._swarm_tokens = 0
+        self._swarm_tokens = start.resume.swarm_tokens if start.resume is not None else 0
         self._cpu_share = start.cpu_share
         self._skipped_in_a_row = 0
         self._paused = False
@@ -155,6 +167,8 @@ class Learner:
         choice = choose(wishes, start.optimiser.batch_sequences, self._make)
         self._stepper = choice.stepper
         self._model = choice.stepper.model
+        if start.resume is not None:
+            self._take_up(start.resume)
         self._anchors = Anchors(start.config, start.table, self._model.device)
         self._port.send(
             Ready(
@@ -170,6 +184,51 @@ class Learner:
         model = FlatModel(self._start.config, self._start.table, device)
         model.load(self._anchor.array)
         return Stepper(model, self._start.optimiser, self._tokens, dtype)
+
+    def _take_up(self, inner: InnerState) -> None:
+        """Go on from a captured state; the parameters come from the anchor region like always."""
+        optimiser = self._stepper.optimiser
+        _, first, second = self._captured()
+        self._model.read(optimiser.first_moment, first)
+        self._model.read(optimiser.second_moment, second)
+        optimiser.steps = inner.optimiser_steps
+        if inner.random:
+            state = np.frombuffer(inner.random, np.uint8).copy()
+            try:
+                torch.set_rng_state(torch.from_numpy(state))
+            except RuntimeError as error:
+                raise ValueError(f"the state of the random generator: {error}") from error
+        if torch.device(inner.device).type != self._model.device.type:
+            return
+        if not self._start.micro_batch:  # else this one was chosen with a reason
+            self._stepper.micro_batch = inner.micro_batch
+        if self._start.dtype == "auto":
+            self._stepper.dtype = _DTYPES.get(inner.dtype, self._stepper.dtype)
+
+    def _captured(self) -> tuple[Vector, Vector, Vector]:
+        """The three vectors of the capture region: parameters and Adam's moments."""
+        if self._capture is None:
+            raise ProtocolError("there is no region to capture to")
+        theta, first, second = np.split(self._capture.array, VECTORS_CAPTURED)
+        return theta, first, second
+
+    def _write_capture(self, message: Capture) -> None:
+        begin = time.perf_counter()
+        optimiser = self._stepper.optimiser
+        theta, first, second = self._captured()
+        self._model.write(self._model.flat, theta)
+        self._model.write(optimiser.first_moment, first)
+        self._model.write(optimiser.second_moment, second)
+        inner = InnerState(
+            optimiser_steps=optimiser.steps,
+            swarm_tokens=self._swarm_tokens,
+            random=torch.get_rng_state().numpy().tobytes(),
+            device=self._model.device.type,
+            dtype=str(self._stepper.dtype).removeprefix("torch."),
+            micro_batch=self._stepper.micro_batch,
+        )
+        seconds = time.perf_counter() - begin
+        self._port.send(Captured(message.ticket, self._step, inner, seconds))
 
     def _patience(self) -> float | None:
         """Seconds to listen before the next step; 0: train now; None: there is nothing to train
@@ -194,6 +253,8 @@ class Learner:
                 self._take_work(message)
             case CopyOut() | AddIn():
                 self._move(message)
+            case Capture():
+                self._write_capture(message)
             case Evaluate():
                 self._evaluate(message)
             case Sample():
@@ -222,7 +283,9 @@ class Learner:
             self._queue.add(work)
         except OverflowError as error:
             raise ProtocolError(str(error)) from error
-        self._swarm_tokens = work.swarm_tokens
+        # Never back: what was trained since the last merge counts, and the rate of a step does not
+        # depend on when a message happened to arrive.
+        self._swarm_tokens = max(self._swarm_tokens, work.swarm_tokens)
         self._idle_said = False
         self._short_since = time.monotonic()
 

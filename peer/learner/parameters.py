@@ -58,10 +58,21 @@ class FlatModel:
 
     def load(self, vector: npt.NDArray[np.float32]) -> None:
         """Take all parameters from a vector in the table's order."""
+        self.read(self.flat, vector)
+
+    def read(self, stored: Tensor, vector: npt.NDArray[np.float32]) -> None:
+        """Fill a tensor that is ordered like `flat` from a vector in the table's order."""
         source = torch.from_numpy(vector)
         for pieces in self._pieces:
             for piece in pieces:
-                self.flat[piece.storage].copy_(source[piece.region])
+                stored[piece.storage].copy_(source[piece.region])
+
+    def write(self, stored: Tensor, vector: npt.NDArray[np.float32]) -> None:
+        """Write a tensor that is ordered like `flat` to a vector in the table's order."""
+        target = torch.from_numpy(vector)
+        for pieces in self._pieces:
+            for piece in pieces:
+                target[piece.region].copy_(stored[piece.storage])
 
     def copy_out(self, fragment: int, vector: npt.NDArray[np.float32]) -> None:
         """Write a fragment's parameters to their place in a vector in the table's order."""

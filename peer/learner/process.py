@@ -15,6 +15,8 @@ from typing import Final, TypeVar
 from dugnad.peer.learner.protocol import (
     Added,
     AddIn,
+    Capture,
+    Captured,
     Copied,
     CopyOut,
     Evaluate,
@@ -44,9 +46,9 @@ _READY_TICKET: Final = 0  # answers to Start; the learner's other answers carry 
 GPU_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """With these each driver hides the devices that the owner keeps."""
 
-Answer = Ready | Copied | Added | Evaluated | Sampled
-Question = Start | CopyOut | AddIn | Evaluate | Sample
-AnswerType = TypeVar("AnswerType", Ready, Copied, Added, Evaluated, Sampled)
+Answer = Ready | Copied | Added | Captured | Evaluated | Sampled
+Question = Start | CopyOut | AddIn | Capture | Evaluate | Sample
+AnswerType = TypeVar("AnswerType", Ready, Copied, Added, Captured, Evaluated, Sampled)
 
 
 class LearnerGone(Exception):

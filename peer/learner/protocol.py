@@ -27,6 +27,10 @@ PROMPT_BYTES_MAX: Final = 4096
 SAMPLE_BYTES_MAX: Final = 4096
 """Text to write in one go: each byte costs a forward pass while training stands still."""
 REASON_CHARS_MAX: Final = 2000
+RANDOM_BYTES_MAX: Final = 1 << 16
+"""State of a random generator: torch's on the CPU takes 5056 bytes."""
+VECTORS_CAPTURED: Final = 3
+"""Parameters and Adam's two moments."""
 
 EXIT_DISCONNECTED: Final = 10
 """The socket was closed: the daemon is gone."""
@@ -48,15 +52,38 @@ class ProtocolError(Exception):
 
 
 class RegionFds(msgspec.Struct, frozen=True):
-    """Descriptors of the three shared vectors, inherited under the same numbers.
+    """Descriptors of the shared vectors, inherited under the same numbers.
 
     The learner writes `out` (Copied), reads `inward` (AddIn) and `anchor` (Start, Evaluate,
-    Sample).
+    Sample). `capture` holds parameters and Adam's two moments one after the other; the learner
+    writes it (Captured) and reads the moments from it (Start.resume). -1: there is none.
     """
 
     out: int
     inward: int
     anchor: int
+    capture: int = -1
+
+
+class InnerState(msgspec.Struct, frozen=True):
+    """The small part of a learner's state; the large part lies in the capture region.
+
+    `random` is torch's CPU generator. No device is part of the format: `device`, `dtype` and
+    `micro_batch` say how it was trained, and are used again where the machine offers the same.
+    """
+
+    optimiser_steps: int
+    swarm_tokens: int
+    random: bytes
+    device: str
+    dtype: str
+    micro_batch: int
+
+    def __post_init__(self) -> None:
+        if self.optimiser_steps < 0 or self.swarm_tokens < 0 or self.micro_batch < 1:
+            raise ValueError("a learner's state with a number out of range")
+        if len(self.random) > RANDOM_BYTES_MAX:
+            raise ValueError(f"more than {RANDOM_BYTES_MAX} bytes of a random generator")
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -64,7 +91,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
     `tokens_fd` is a file of bytes; sequence i starts at byte i × context. `micro_batch` 0 means
     probe. `cpu_share` caps the CPU time used per thread, `gpu_share` a device's time, by resting
-    after each step.
+    after each step. With `resume` it goes on from a captured state, whose moments lie in the
+    capture region.
     """
 
     config: ModelConfig
@@ -80,6 +108,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     gpu_share: float = 1.0
     seed: int = 0
     first_step: int = 0
+    resume: InnerState | None = None
 
 
 class Work(msgspec.Struct, frozen=True, tag="work"):
@@ -111,6 +140,12 @@ class AddIn(msgspec.Struct, frozen=True, tag="add_in"):
 
     ticket: int
     fragment: int
+
+
+class Capture(msgspec.Struct, frozen=True, tag="capture"):
+    """Copy the whole training state to the capture region; answered by Captured."""
+
+    ticket: int
 
 
 class Evaluate(msgspec.Struct, frozen=True, tag="evaluate"):
@@ -176,6 +211,7 @@ ToLearner = (
     | Work
     | CopyOut
     | AddIn
+    | Capture
     | Evaluate
     | Sample
     | Pause
@@ -246,6 +282,15 @@ class Added(msgspec.Struct, frozen=True, tag="added"):
     seconds: float
 
 
+class Captured(msgspec.Struct, frozen=True, tag="captured"):
+    """The capture region holds the state after `step`; training stood still for `seconds`."""
+
+    ticket: int
+    step: int
+    inner: InnerState
+    seconds: float
+
+
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
     """Mean loss in nats a token over `tokens`; training stood still for `seconds`."""
 
@@ -272,7 +317,7 @@ class Idle(msgspec.Struct, frozen=True, tag="idle"):
     """The queue is empty; said once until work comes."""
 
 
-FromLearner = Ready | Step | Copied | Added | Evaluated | Sampled | Failed | Idle
+FromLearner = Ready | Step | Copied | Added | Captured | Evaluated | Sampled | Failed | Idle
 
 _LENGTH: Final = struct.Struct(">I")
 _encoder: Final = msgspec.msgpack.Encoder()

@@ -43,7 +43,7 @@ class Stepper:
         self._settings = settings
         self._tokens = tokens
         self._gradient = model.flat_gradient()
-        self._optimiser = AdamW(model.flat, self._gradient, model.decayed, settings)
+        self.optimiser = AdamW(model.flat, self._gradient, model.decayed, settings)
 
     def step(self, sequences: list[int], learning_rate: float) -> StepResult:
         """Train on `sequences`, all in one optimiser step. OutOfMemory when one at a time is too
@@ -56,7 +56,7 @@ class Stepper:
             self._gradient.zero_()
             return StepResult(loss, 0, skipped=True)
         self._gradient.mul_((self._settings.clip_norm / (norm + 1e-6)).clamp(max=1.0))
-        self._optimiser.step(learning_rate)
+        self.optimiser.step(learning_rate)
         self._gradient.zero_()
         return StepResult(loss, token_count, skipped=False)
 

@@ -19,6 +19,8 @@ from dugnad.peer.learner.memory import Region
 from dugnad.peer.learner.protocol import (
     Added,
     AddIn,
+    Capture,
+    Captured,
     Copied,
     CopyOut,
     Evaluate,
@@ -26,6 +28,7 @@ from dugnad.peer.learner.protocol import (
     FrameReader,
     FromLearner,
     Idle,
+    InnerState,
     Pause,
     ProtocolError,
     Ready,
@@ -41,7 +44,7 @@ from dugnad.peer.learner.protocol import (
     pack,
     unpack_from_learner,
 )
-from dugnad.peer.learner.schedule import OptimiserSettings
+from dugnad.peer.learner.schedule import OptimiserSettings, learning_rate
 from dugnad.peer.modelconfig import ModelConfig
 
 pytestmark = pytest.mark.slow  # sockets
@@ -60,6 +63,8 @@ class Daemon:
         self.out, self.inward, self.anchor = (
             Region.create(name, TABLE.total) for name in ("out", "in", "anchor")
         )
+        self.capture = Region.create("capture", 3 * TABLE.total)
+        self.fds = RegionFds(self.out.fd, self.inward.fd, self.anchor.fd, self.capture.fd)
         self.anchor.array[:] = THETA
         path = folder / "tokens"
         path.write_bytes(
@@ -76,15 +81,23 @@ class Daemon:
         port = Port(self.theirs)
         try:
             Learner(port, port.start()).run()
-        except (Disconnected, ProtocolError, Unfit) as error:
+        except (Disconnected, ProtocolError, Unfit, ValueError) as error:
             self.ending = error
 
     def start(self, *messages: ToLearner) -> None:
-        fds = RegionFds(self.out.fd, self.inward.fd, self.anchor.fd)
-        tokens_fd = self.tokens.fileno()
-        start = Start(CONFIG, TABLE, SETTINGS, fds, tokens_fd, micro_batch=4, dtype="float32")
-        self.send(start, *messages)
+        self.send(self._first(), *messages)
         self.thread.start()
+
+    def resume(self, captured: Captured, *messages: ToLearner) -> None:
+        first = msgspec.structs.replace(
+            self._first(), first_step=captured.step, resume=captured.inner
+        )
+        self.send(first, *messages)
+        self.thread.start()
+
+    def _first(self) -> Start:
+        tokens_fd = self.tokens.fileno()
+        return Start(CONFIG, TABLE, SETTINGS, self.fds, tokens_fd, micro_batch=4, dtype="float32")
 
     def send(self, *messages: ToLearner) -> None:
         self.ours.sendall(b"".join(pack(message) for message in messages))
@@ -108,7 +121,7 @@ class Daemon:
             self.thread.join(30)
         self.theirs.close()
         self.tokens.close()
-        for region in (self.out, self.inward, self.anchor):
+        for region in (self.out, self.inward, self.anchor, self.capture):
             region.close()
 
 
@@ -194,12 +207,17 @@ def test_a_paused_learner_answers_but_does_not_train(daemon: Daemon) -> None:
     daemon.hear_until(Step)
 
 
-def test_swarm_tokens_set_the_rate(daemon: Daemon) -> None:
-    daemon.start(Work(0, 0, 0, [1, 2, 3, 4], 10**6), Work(0, 0, 4, [1, 2, 3, 4], 0))
+def test_swarm_tokens_set_the_rate_and_never_turn_it_back(daemon: Daemon) -> None:
+    daemon.start(Work(0, 0, 0, [1, 2, 3, 4], 0), Work(0, 0, 4, [1, 2, 3, 4], 0))
     _, first, second, _ = daemon.hear_until(Idle)
-    assert isinstance(first, Step)
-    assert isinstance(second, Step)
-    assert first.learning_rate == pytest.approx(1e-3, rel=1e-3)  # what was told last counts
+    daemon.send(Work(0, 0, 8, [1, 2, 3, 4], 10**6))
+    third, _ = daemon.hear_until(Idle)
+    daemon.send(Work(0, 0, 12, [1, 2, 3, 4], 10**5))
+    fourth, _ = daemon.hear_until(Idle)
+    rates = [m.learning_rate for m in (first, second, third, fourth) if isinstance(m, Step)]
+    assert rates == [
+        learning_rate(SETTINGS, tokens) for tokens in (64, 128, 10**6 + 64, 10**6 + 128)
+    ]
 
 
 def test_a_state_without_a_finite_loss_ends_the_learner(daemon: Daemon) -> None:
@@ -232,3 +250,58 @@ def test_a_learner_without_a_daemon_ends(daemon: Daemon) -> None:
     daemon.ours.close()
     daemon.thread.join(30)
     assert isinstance(daemon.ending, Disconnected)
+
+
+def test_a_captured_learner_goes_on_bit_for_bit_in_another_process(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    work = [Work(0, 0, 4 * n, [n, n + 1, n + 2, n + 3], 0) for n in range(40)]
+    daemon.start(*work[:10])
+    heard = daemon.hear_until(Idle)
+    daemon.send(Capture(1), *work[10:])
+    heard += daemon.hear_until(Idle)
+    captured = next(m for m in heard if isinstance(m, Captured))
+    steps = [m for m in heard if isinstance(m, Step)]
+    assert captured.inner.optimiser_steps == captured.step == 10
+    assert len(steps) == 40
+    theta, *moments = np.split(daemon.capture.array, 3)
+    assert all(np.abs(moment).max() > 0.0 for moment in moments)
+    (tmp_path / "other").mkdir()
+    other = Daemon(tmp_path / "other")
+    try:
+        other.anchor.array[:] = theta
+        other.capture.array[:] = daemon.capture.array
+        other.capture.array[: TABLE.total] = 0.0  # the parameters come from the anchor region
+        other.resume(captured, *work[captured.step :])
+        again = [m for m in other.hear_until(Idle) if isinstance(m, Step)]
+    finally:
+        other.close()
+    assert [(m.step, m.loss, m.learning_rate) for m in again] == [
+        (m.step, m.loss, m.learning_rate) for m in steps[captured.step :]
+    ]
+    assert len(again) == 30
+
+
+def test_what_a_captured_state_says_of_another_kind_of_device_is_not_used(daemon: Daemon) -> None:
+    inner = InnerState(3, 100, b"", device="cuda", dtype="bfloat16", micro_batch=64)
+    daemon.resume(Captured(0, 7, inner, 0.0), Work(0, 0, 0, [1, 2, 3, 4], 0))
+    ready, step, _ = daemon.hear_until(Idle)
+    assert isinstance(ready, Ready)
+    assert isinstance(step, Step)
+    assert (ready.dtype, ready.micro_batch, step.step) == ("float32", 4, 8)
+    assert step.learning_rate == learning_rate(SETTINGS, 164)
+
+
+def test_a_state_with_a_bad_random_generator_is_refused(daemon: Daemon) -> None:
+    inner = InnerState(3, 100, b"x", device="cpu", dtype="float32", micro_batch=4)
+    daemon.resume(Captured(0, 7, inner, 0.0))
+    daemon.thread.join(30)
+    assert isinstance(daemon.ending, ValueError)
+    assert "random generator" in str(daemon.ending)
+
+
+def test_without_a_region_nothing_can_be_captured(daemon: Daemon) -> None:
+    daemon.fds = RegionFds(daemon.out.fd, daemon.inward.fd, daemon.anchor.fd)
+    daemon.start(Capture(1))
+    daemon.thread.join(30)
+    assert isinstance(daemon.ending, ProtocolError)
