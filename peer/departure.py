@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from dugnad.averaging import events as ev
 from dugnad.averaging.codecs import CODECS
+from dugnad.averaging.linkcontrol import richest
 from dugnad.dht.advert import SLOW_BYTES_PER_S
 from dugnad.peer import clock
 from dugnad.peer.lifecycle import Input
@@ -73,17 +73,9 @@ def choose_codec(daemon: Daemon) -> None:
     if settings.upload_mbit:
         rate = min(rate, traffic.up.rate)
     seconds = DRAIN_S if daemon.drain else LEAVE_S
-    codec = richest(daemon.manifest.table.sizes, rate * seconds * SENDING_SHARE)
+    names = list(CODECS)
+    budget = rate * seconds * SENDING_SHARE
+    codec = richest(names, daemon.manifest.table.sizes, budget) or names[-1]
     for shell in daemon.averager.fragments:
         shell.worker.last_codec = codec
     daemon.note("leave", f"the last hand-in goes as {codec}")
-
-
-def richest(sizes: Sequence[int], budget: float) -> str:
-    """The first of the codecs, from the richest down, in which fragments of `sizes` parameters take
-    at most `budget` bytes together; the leanest when none does."""
-    names = list(CODECS)
-    for name in names:
-        if sum(CODECS[name].encoded_size(size) for size in sizes) <= budget:
-            return name
-    return names[-1]

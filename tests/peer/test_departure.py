@@ -1,13 +1,13 @@
 """Leaving: the codec of the last hand-in."""
 
 from dugnad.averaging.codecs import CODECS
-from dugnad.peer.departure import richest
+from dugnad.averaging.linkcontrol import richest
 
 
 def test_the_last_hand_in_goes_in_the_richest_codec_that_fits() -> None:
-    sizes = (100_000, 50_000)
-    assert richest(sizes, 1e9) == "float32"
+    sizes, names = (100_000, 50_000), list(CODECS)
+    assert richest(names, sizes, 1e9) == "float32"
     for name in CODECS:
         size = sum(CODECS[name].encoded_size(one) for one in sizes)
-        assert richest(sizes, size) == name
-    assert richest(sizes, 0.0) == list(CODECS)[-1]
+        assert richest(names, sizes, size) == name
+    assert richest(names, sizes, 0.0) is None

@@ -1,0 +1,120 @@
+"""One transfer of bulk data under way: how much may be under way at once, and what it teaches.
+
+A core: the time is passed in. Bytes are *under way* from when they are sent (or asked for) until
+the word that they arrived. No more of them are under way than the link carries in a round trip and
+QUEUE_S, so what waits in routers and sockets, and with it what a heartbeat waits for, is bounded;
+and a line that has become quicker is filled by the same window, so it shows at once. When a first
+part has shown what the line gives, the rest is paced at PACE of that by a bucket: below the line's
+rate nothing queues at all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from dugnad.averaging.linkrate import Delivery, LinkRate
+from dugnad.peer.ratelimit import Bucket
+
+QUEUE_S: Final = 0.2
+"""What may wait in the line's queues, in seconds of the learned rate."""
+WINDOW_BYTES_MIN: Final = 32 << 10
+"""Two of the shortest steps that a receiver tells of: with less under way the line would stand
+still between them."""
+RTT_FIRST_S: Final = 0.1
+"""Of a peer whose heartbeats have told nothing yet."""
+PACE: Final = 0.9
+"""Of the line's rate (algorithms.md 7.2: 80 to 90 %)."""
+SHOWN_S: Final = 0.25
+"""So long bytes must have come in without a pause of ours before they tell a rate: longer than
+the time slices of a busy machine and the bunching of a line's acknowledgements."""
+SHOWN_MARKS: Final = 4
+"""And at least so many words of it, the first one included."""
+TRIPS_TELLING: Final = 2.0
+"""A transfer without words in between tells a rate when it took so many round trips and more."""
+
+
+class Flow:
+    """One transfer over one link. Bytes, and seconds of whoever calls."""
+
+    def __init__(
+        self, link: LinkRate, rtt_s: float | None, now: float, *, share: float = 1.0
+    ) -> None:
+        """`share` of the window is this transfer's: others over the same line have the rest."""
+        self.rate = link.assumed
+        self.under_way = 0
+        self._rtt_s = RTT_FIRST_S if rtt_s is None else rtt_s
+        self._window = _window(self.rate, self._rtt_s, share)
+        self._share = share
+        self._bucket = Bucket()
+        self._began = now
+        self._arrived = 0
+        self._marks: deque[tuple[float, int]] = deque()
+        """When how much had arrived, while nothing of ours held it up; SHOWN_S of them."""
+        self._held = False
+        self._paused = False
+        self._shown = False
+
+    @property
+    def window(self) -> int:
+        """Bytes that may be under way. Within one transfer it only grows: a line that has become
+        slower has this much in its queues once."""
+        return self._window
+
+    def room(self) -> int:
+        """Bytes that may be sent (or asked for) now; 0: the next word of progress comes first."""
+        return max(0, self._window - self.under_way)
+
+    def sent(self, size: int, now: float) -> float:
+        """`size` bytes are about to go; the seconds to wait before they do."""
+        self.under_way += size
+        wait = self._bucket.take(size, now)
+        if wait > 0.0:
+            self.paused()
+        return wait
+
+    def paused(self) -> None:
+        """Something of ours held it up (a pace, an owner's limit): the line could do more."""
+        self._held = self._paused = True
+
+    def arrived(self, total: int, now: float) -> None:
+        """The other side has `total` bytes by now; less than before, or more than were sent, is
+        its mistake and says nothing."""
+        size = total - self._arrived
+        if not 0 < size <= self.under_way:
+            return
+        self._arrived, self.under_way = total, self.under_way - size
+        if self._paused:
+            self._marks.clear()
+            self._paused = False
+        self._marks.append((now, total))
+        while len(self._marks) > SHOWN_MARKS and now - self._marks[1][0] >= SHOWN_S:
+            self._marks.popleft()
+        since, before = self._marks[0]
+        long = len(self._marks) >= SHOWN_MARKS and now - since >= SHOWN_S
+        if long and self._show((total - before) / (now - since)):
+            self._marks = deque([(now, total)])
+
+    def _show(self, rate: float) -> bool:
+        """What comes in while nothing of ours holds it up: the line's rate where a window takes
+        longer than its way, so that some of it queues; else the window was too small for it.
+        Whether it has grown, so that the next measurement must begin anew."""
+        self.rate, self._shown = rate, True
+        queued = self._window / rate - self._rtt_s > QUEUE_S / 2.0
+        self._bucket.rate = PACE * rate if queued else 0.0
+        before, fitting = self._window, _window(rate, self._rtt_s, self._share)
+        self._window = max(before, fitting)
+        return fitting > before
+
+    def delivery(self, now: float) -> Delivery:
+        """What the whole transfer teaches, once its last byte has arrived."""
+        if self._shown:
+            return Delivery(self._arrived, self._arrived / self.rate)
+        seconds = now - self._began
+        on_line = max(0.0, seconds - self._rtt_s)
+        telling = not self._held and seconds >= max(SHOWN_S, TRIPS_TELLING * self._rtt_s)
+        return Delivery(self._arrived, on_line, telling)
+
+
+def _window(rate: float, rtt_s: float, share: float) -> int:
+    return max(WINDOW_BYTES_MIN, int(rate * (rtt_s + QUEUE_S) * share))
