@@ -125,8 +125,10 @@ class Lineage:
         """
         return 0 < self.rules.token_budget <= node.tokens_total
 
-    def judge(self, record: CommitRecord, wall_ms: int) -> str:
-        """Why ``record`` cannot extend what is known, or '' when it can. Signatures excluded."""
+    def judge(self, record: CommitRecord, wall_ms: int, *, tables: bool = True) -> str:
+        """Why ``record`` cannot extend what is known, or '' when it can. Signatures excluded, and
+        without ``tables`` what can only be recomputed from version 0 on.
+        """
         header = record.header
         parent = self.nodes.get(header.parent)
         if parent is None:
@@ -146,7 +148,8 @@ class Lineage:
             return "it is dated more than a minute ahead"
         if not record.inputs:
             return "it lists nothing"
-        return self._judge_inputs(record, parent) or self._judge_tables(record, parent)
+        reason = self._judge_inputs(record, parent)
+        return reason or (self._judge_tables(record, parent) if tables else "")
 
     def _judge_inputs(self, record: CommitRecord, parent: Node) -> str:
         order = [(one.contribution.peer, one.contribution.seq) for one in record.inputs]
@@ -190,7 +193,7 @@ class Lineage:
             return "it claims more tokens than any machine makes"
         row = parent.seqs.get(c.peer)
         if fresh_seq and row is not None and c.seq <= row.seq:
-            return "a contribution of its maker with this or a later number is already listed"
+            return "a replay: its maker's number, or a later one, is already listed"
         return ""
 
     def _judge_tables(self, record: CommitRecord, parent: Node) -> str:
@@ -382,13 +385,13 @@ class Lineage:
     def _judge_heads(self, a: Node, b: Node) -> bool:
         fork = self.fork_point(a, b)
         if fork is None:
-            return (a.tokens_total, _flip(a.digest)) > (b.tokens_total, _flip(b.digest))
+            return (a.tokens_total, flip(a.digest)) > (b.tokens_total, flip(b.digest))
         if fork.digest == b.digest:
             return True
         if fork.digest == a.digest:
             return False
-        key_a = (self.weight_since(a, fork), _flip(a.digest))
-        return key_a > (self.weight_since(b, fork), _flip(b.digest))
+        key_a = (self.weight_since(a, fork), flip(a.digest))
+        return key_a > (self.weight_since(b, fork), flip(b.digest))
 
     def chain(self, head: Node, known: Iterable[bytes]) -> tuple[list[Node], bool]:
         """Nodes after any of ``known`` up to ``head``, oldest first; and whether it connected."""
@@ -481,6 +484,6 @@ def piece_tokens(pieces: Iterable[UnitPiece], sequence_tokens: int) -> int:
     return sum(p.stop - p.start for p in pieces) * sequence_tokens
 
 
-def _flip(digest: bytes) -> bytes:
+def flip(digest: bytes) -> bytes:
     """Turn 'the lower digest wins' into 'the larger key wins'."""
     return digest.translate(_FLIPPED)

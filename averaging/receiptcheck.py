@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from dugnad.averaging.formats import (
+    Ack,
     CommitRecord,
     Input,
+    ack_fault,
     commit_fault,
+    header_digest,
     inputs_root,
     pieces_root,
     signature_holds,
@@ -38,14 +43,19 @@ def commit_reason(
         return f"commits of kind {header.kind!r} are not read by this version"
     if header.time_ms > wall_ms + CLOCK_AHEAD_MS:
         return "it is dated more than a minute ahead"
+    home = peer_text(PeerId(header.home))
+    if not header.signature:
+        return f"it is unsigned: its home {home} has put no name to it"
     if not signature_holds(header, run, verify):
-        return f"it is not signed by its home {peer_text(PeerId(header.home))}"
+        return f"it is not signed by its home {home}: forged, or damaged"
     if inputs_root(run, record.inputs) != header.inputs_root:
         return "its receipts do not match the root that its home signed"
     for one in record.inputs:
         fault = _receipt_fault(one, record, run, sequence_tokens)
+        if not fault and not one.contribution.signature:
+            fault = "it is unsigned: its maker has put no name to it"
         if not fault and not signature_holds(one.contribution, run, verify):
-            fault = "it is not signed by its maker"
+            fault = "it is not signed by its maker: forged, or damaged"
         if fault:
             made = one.contribution
             return f"receipt {made.seq} of {peer_text(PeerId(made.peer))}: {fault}"
@@ -53,6 +63,27 @@ def commit_reason(
     if order != sorted(set(order)):
         return "its receipts are not in ascending order of (peer, seq), each once"
     return ""
+
+
+def ack_reason(ack: Ack, record: CommitRecord, run: RunId, verify: Verifier) -> str:
+    """Why `ack` is not another peer's true word that it computed what `record` says, or ''."""
+    fault = ack_fault(ack)
+    if fault:
+        return fault
+    if ack.digest != header_digest(record.header, run):
+        return "an ack of another commit"
+    who = peer_text(PeerId(ack.peer))
+    if ack.peer == record.header.home:
+        return f"it is self-witnessed: its home {who} acknowledges it"
+    if not signature_holds(ack, run, verify):
+        return f"the ack of {who} is not signed by it: forged, or damaged"
+    return ""
+
+
+def with_true_acks(record: CommitRecord, run: RunId, verify: Verifier) -> CommitRecord:
+    """`record` with those of its acks that hold: nothing that a digest names covers them."""
+    acks = tuple(ack for ack in record.acks if not ack_reason(ack, record, run, verify))
+    return record if acks == record.acks else msgspec.structs.replace(record, acks=acks)
 
 
 def _receipt_fault(one: Input, record: CommitRecord, run: RunId, sequence_tokens: int) -> str:

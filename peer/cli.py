@@ -13,7 +13,15 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from dugnad.peer import cli_config, cli_doctor, cli_keys, cli_organiser, cli_service, cli_steer
+from dugnad.peer import (
+    cli_config,
+    cli_doctor,
+    cli_keys,
+    cli_organiser,
+    cli_receipts,
+    cli_service,
+    cli_steer,
+)
 from dugnad.peer.cli_common import HomeOption, JsonOption, ask, print_json
 from dugnad.peer.clock import wall_ms
 from dugnad.peer.errors import (
@@ -34,6 +42,7 @@ app.add_typer(identity_app, name="identity")
 app.add_typer(cli_config.app, name="config")
 app.add_typer(cli_service.app, name="service")
 app.add_typer(cli_organiser.app, name="organiser")
+app.add_typer(cli_receipts.app, name="receipts")
 cli_keys.register(identity_app)
 cli_steer.register(app)
 cli_doctor.register(app)

@@ -84,12 +84,13 @@ def _written(path: Path) -> float:
 
 def _name(home: Home, run: RunId) -> str:
     try:
-        return _manifest(home, run).name
+        return run_manifest(home, run).name
     except UserError:
         return ""
 
 
-def _manifest(home: Home, run: RunId) -> Manifest:
+def run_manifest(home: Home, run: RunId) -> Manifest:
+    """The manifest of a run that ``home`` keeps. UserError E025 when it cannot be used."""
     path = home.run(run).manifest
     try:
         return decode_manifest(read_bounded(path, MANIFEST_BYTES_MAX), run)
@@ -107,7 +108,7 @@ def from_folder(home: Home, run: RunId) -> Snapshot:
 
     A fragment of which nothing good is on the disk is at version 0.
     """
-    place, manifest = home.run(run), _manifest(home, run)
+    place, manifest = home.run(run), run_manifest(home, run)
     theta = initial_parameters(manifest.table, manifest.model, manifest.seed)
     versions, tokens = [0] * len(manifest.table.fragments), 0
     board: Board | None = None

@@ -7,16 +7,20 @@ one above it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import takewhile
 from typing import Final
 
 from dugnad.averaging.board import Board
 from dugnad.averaging.coverage import CreditRules
 from dugnad.averaging.credit import CoverageChange, CreditFold
 from dugnad.averaging.creditchain import CreditError
-from dugnad.averaging.formats import Ack, CommitRecord
+from dugnad.averaging.formats import Ack, CommitRecord, signature_holds
 from dugnad.averaging.lineage import Lineage, Node
+from dugnad.averaging.receiptcheck import with_true_acks
 from dugnad.dht.ids import PeerId
+from dugnad.dht.records import verify_ed25519
 from dugnad.peer.pull import PullError
 from dugnad.peer.store import Store
 from dugnad.peer.storethread import StoreThread
@@ -81,6 +85,7 @@ class Ledger:
                 older = await fetch(peers, fragment, parent, PAGE)
             except PullError:
                 return False
+            older = await asyncio.to_thread(self._sound, older)
             if not older:
                 return False
             named: list[tuple[bytes, CommitRecord]] = []
@@ -91,6 +96,14 @@ class Ledger:
             chain = [*named[::-1], *chain]
         self.on_change(self.fold.reset(fragment))
         return self._follow(fragment, chain)
+
+    def _sound(self, older: Sequence[CommitRecord]) -> tuple[CommitRecord, ...]:
+        """Pulled commits up to the first that its home has not signed, with the acks that hold:
+        digests cover neither, and whoever is given these receipts checks both.
+        """
+        run = self.fold.rules.run
+        signed = takewhile(lambda one: signature_holds(one.header, run, verify_ed25519), older)
+        return tuple(with_true_acks(one, run, verify_ed25519) for one in signed)
 
     def _follow(self, fragment: int, chain: Sequence[tuple[bytes, CommitRecord]]) -> bool:
         try:

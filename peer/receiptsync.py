@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from dugnad.averaging.coverage import CreditRules
 from dugnad.averaging.formats import CommitRecord, header_digest
-from dugnad.averaging.receiptcheck import commit_reason
+from dugnad.averaging.receiptcheck import commit_reason, with_true_acks
 from dugnad.averaging.reconcile import Reconciliation
 from dugnad.dht.ids import PeerId, short
 from dugnad.dht.records import verify_ed25519
@@ -87,16 +87,19 @@ async def _fetch(
             digest = header_digest(commit.header, rules.run)
             if digest in found or digest not in wanted:
                 continue
-            fault = await asyncio.to_thread(_reason, commit, rules)
+            sound, fault = await asyncio.to_thread(_judged, commit, rules)
             if fault:
                 return found, f"a commit of it is refused: {fault}"
-            found[digest] = commit
+            found[digest] = sound
     return found, ""
 
 
-def _reason(commit: CommitRecord, rules: CreditRules) -> str:
-    now = clock.wall_ms()
-    return commit_reason(commit, rules.run, rules.sequence_tokens, verify_ed25519, now)
+def _judged(commit: CommitRecord, rules: CreditRules) -> tuple[CommitRecord, str]:
+    """The commit with the acks that hold, and why it cannot be kept, or ''."""
+    run, now = rules.run, clock.wall_ms()
+    if fault := commit_reason(commit, run, rules.sequence_tokens, verify_ed25519, now):
+        return commit, fault
+    return with_true_acks(commit, run, verify_ed25519), ""
 
 
 def _keep(store: Store, fragment: int, fetched: dict[bytes, CommitRecord]) -> int:

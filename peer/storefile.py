@@ -128,6 +128,16 @@ class StoreFile:
         with self._transaction():
             yield self._db
 
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Everything read in the block is of one moment; nothing is to be written in it."""
+        with store_errors(self.path):
+            self._db.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self._db.execute("ROLLBACK")
+
     def _meta(self, key: str) -> bytes | None:
         with store_errors(self.path):
             row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
