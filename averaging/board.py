@@ -7,7 +7,7 @@ on any hardware.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -69,6 +69,13 @@ class Tally:
         for day, amount in days.items():
             self.days[day] = self.days.get(day, 0) + amount
 
+    def add(self, other: Tally) -> None:
+        """Add all of ``other``: two machines of one owner."""
+        self.work(other)
+        self.settle(other.tokens, other.days)
+        self.provisional += other.provisional
+        self.unwitnessed += other.unwitnessed
+
     def work(self, other: Tally) -> None:
         """Add the counts and times of ``other``; its tokens are added by whoever judges them."""
         self.twice += other.twice
@@ -78,10 +85,21 @@ class Tally:
             self.seen(other.first_ms, other.last_ms)
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose machine a peer is: the owner's key, and the name that the owner chose ('' for none)."""
+
+    key: PeerId
+    name: str = ""
+
+
 class BoardRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One peer. Tokens are settled ones; ``share`` is of all settled tokens, between 0 and 1.
+    """One peer, or one owner with its machines. Tokens are settled ones; ``share`` is of all
+    settled tokens, between 0 and 1.
 
     ``units`` counts the units that the peer completed, so that they add up to the units covered.
+    ``machines`` are the peers that an owner key stands for, best first, with the rank 0; each names
+    its ``owner``. A peer without an owner has neither.
     """
 
     rank: int
@@ -97,6 +115,8 @@ class BoardRow(msgspec.Struct, frozen=True, kw_only=True):
     recent: int
     first_ms: int
     last_ms: int
+    owner: str = ""
+    machines: tuple[BoardRow, ...] = ()
 
 
 class Board(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,11 +161,29 @@ def recent_score(days: Mapping[int, int], as_of_ms: int) -> int:
     return total >> WEIGHT_BITS
 
 
-def make_board(totals: Mapping[PeerId, Tally], basis: Basis) -> Board:
-    """The board of ``totals``: recent score first, then tokens, then the key, so never a tie."""
-    scores = {peer: recent_score(tally.days, basis.as_of_ms) for peer, tally in totals.items()}
-    order = sorted(totals, key=lambda peer: (-scores[peer], -totals[peer].tokens, peer))
-    tokens = sum(tally.tokens for tally in totals.values())
+def make_board(
+    totals: Mapping[PeerId, Tally], basis: Basis, owners: Mapping[PeerId, Owner] | None = None
+) -> Board:
+    """The board of ``totals``: recent score first, then tokens, then the key, so never a tie.
+
+    Peers with an entry in ``owners`` stand together in the row of their owner's key.
+    """
+    groups: dict[PeerId, dict[PeerId, Tally]] = {}
+    names: dict[PeerId, str] = {}
+    for peer in sorted(totals):
+        owner = (owners or {}).get(peer)
+        key = owner.key if owner is not None else peer
+        groups.setdefault(key, {})[peer] = totals[peer]
+        if owner is not None:
+            names[key] = owner.name
+    sums = {key: _sum(group) for key, group in groups.items()}
+    tokens = sum(tally.tokens for tally in sums.values())
+    rows = [
+        _owner_row(rank, key, (sums[key], names[key]), groups[key], basis, tokens)
+        if key in names
+        else _row(rank, key, sums[key], basis, tokens)
+        for rank, key in enumerate(_order(sums, basis), start=1)
+    ]
     return Board(
         formula=FORMULA,
         as_of_ms=basis.as_of_ms,
@@ -154,18 +192,52 @@ def make_board(totals: Mapping[PeerId, Tally], basis: Basis) -> Board:
         versions=basis.versions,
         settled=basis.settled,
         tokens=tokens,
-        provisional=sum(tally.provisional for tally in totals.values()),
-        twice=sum(tally.twice for tally in totals.values()),
-        units_covered=sum(tally.units for tally in totals.values()),
-        rows=tuple(
-            _row(rank, peer, totals[peer], (scores[peer], tokens))
-            for rank, peer in enumerate(order, start=1)
-        ),
+        provisional=sum(tally.provisional for tally in sums.values()),
+        twice=sum(tally.twice for tally in sums.values()),
+        units_covered=sum(tally.units for tally in sums.values()),
+        rows=tuple(rows),
     )
 
 
-def _row(rank: int, peer: PeerId, tally: Tally, score_and_sum: tuple[int, int]) -> BoardRow:
-    score, tokens = score_and_sum
+def machine_rows(board: Board) -> Iterator[BoardRow]:
+    """The rows of single peers: those of owners' machines, and of peers without an owner."""
+    for row in board.rows:
+        yield from row.machines or (row,)
+
+
+def _order(totals: Mapping[PeerId, Tally], basis: Basis) -> list[PeerId]:
+    scores = {peer: recent_score(tally.days, basis.as_of_ms) for peer, tally in totals.items()}
+    return sorted(totals, key=lambda peer: (-scores[peer], -totals[peer].tokens, peer))
+
+
+def _sum(group: Mapping[PeerId, Tally]) -> Tally:
+    """The tally of a group; the very one where it is alone, which most are."""
+    if len(group) == 1:
+        return next(iter(group.values()))
+    total = Tally()
+    for tally in group.values():
+        total.add(tally)
+    return total
+
+
+def _owner_row(
+    rank: int,
+    key: PeerId,
+    owner: tuple[Tally, str],
+    group: Mapping[PeerId, Tally],
+    basis: Basis,
+    tokens: int,
+) -> BoardRow:
+    total, name = owner
+    machines = tuple(
+        msgspec.structs.replace(_row(0, peer, group[peer], basis, tokens), owner=peer_text(key))
+        for peer in _order(group, basis)
+    )
+    row = _row(rank, key, total, basis, tokens)
+    return msgspec.structs.replace(row, name=name or row.name, machines=machines)
+
+
+def _row(rank: int, peer: PeerId, tally: Tally, basis: Basis, tokens: int) -> BoardRow:
     return BoardRow(
         rank=rank,
         peer=peer_text(peer),
@@ -177,7 +249,7 @@ def _row(rank: int, peer: PeerId, tally: Tally, score_and_sum: tuple[int, int]) 
         twice=tally.twice,
         contributions=tally.contributions,
         units=tally.units,
-        recent=score,
+        recent=recent_score(tally.days, basis.as_of_ms),
         first_ms=tally.first_ms,
         last_ms=tally.last_ms,
     )

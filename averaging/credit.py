@@ -10,11 +10,11 @@ Nothing here judges signatures or roots: the exchange does, before a commit reac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dugnad.averaging.board import FORMULA, Basis, Board, Tally, make_board
+from dugnad.averaging.board import FORMULA, Basis, Board, Owner, Tally, make_board
 from dugnad.averaging.coverage import (
     CreditRules,
     UnitShares,
@@ -188,8 +188,14 @@ class CreditFold:
         """Units of all epochs that are covered in full."""
         return sum(chain.units for chain in self._chains)
 
-    def board(self) -> Board:
-        """The leaderboard: a function of the commits and acks applied, and of nothing else."""
+    def lists(self, peer: PeerId) -> bool:
+        """Whether a receipt of ``peer`` was folded (and counted apart)."""
+        return any(chain.lists(peer) for chain in self._chains)
+
+    def board(self, owners: Mapping[PeerId, Owner] | None = None) -> Board:
+        """The leaderboard: a function of the commits applied and of whose machines the peers are,
+        and of nothing else.
+        """
         totals: dict[PeerId, Tally] = {}
         for chain in self._chains:
             chain.add_to(totals)
@@ -200,7 +206,7 @@ class CreditFold:
             versions=tuple(chain.version for chain in self._chains),
             settled=tuple(chain.settled for chain in self._chains),
         )
-        return make_board(totals, basis)
+        return make_board(totals, basis, owners)
 
     def snapshot(self) -> FoldState:
         """The base of the fold: all but the newest UNDO_MAX commits of each fragment.

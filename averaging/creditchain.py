@@ -184,7 +184,7 @@ class CreditChain:
         builder = next((v for v in later if homes[v] != entry.home), None)
         if builder is not None:
             return True, f"the home of version {builder} built on it"
-        if any(self._lists(peer) for peer in entry.acked):
+        if any(self.lists(peer) for peer in entry.acked):
             return True, "another contributor acknowledged it"
         if entry.acked:
             return False, "only peers that never contributed acknowledged it"
@@ -222,7 +222,8 @@ class CreditChain:
                 elif earned.tokens:
                     total.settle(earned.tokens, {entry.day: earned.tokens})
 
-    def _lists(self, peer: PeerId) -> bool:
+    def lists(self, peer: PeerId) -> bool:
+        """Whether a receipt of ``peer`` was folded."""
         return peer in self.tallies or any(peer in e.earned for e in self.journal)
 
     def _fold_oldest(self) -> None:

@@ -92,8 +92,10 @@ def placed(view: View, board: Board, period: str) -> list[Placed]:
     for row in board.rows:
         known = peers.get(row.peer)
         name = known.name if known is not None and known.name else row.name
-        amount_of = row.tokens if tokens is None else tokens.get(row.peer, 0)
-        rows.append(Placed(row, name, amount_of, active.get(row.peer, 0) // 1000))
+        keys = [one.peer for one in row.machines or (row,)]
+        amount_of = row.tokens if tokens is None else sum(tokens.get(key, 0) for key in keys)
+        here = sum(active.get(key, 0) for key in keys) // 1000
+        rows.append(Placed(row, name, amount_of, here))
     return rows
 
 
@@ -194,7 +196,9 @@ def _board(view: View, query: TableQuery, wanted: tuple[str, str]) -> Markup:
 
 def _matches(one: Placed, words: str) -> bool:
     wanted = words.casefold()
-    return wanted in one.name.casefold() or wanted in one.row.name or words in one.row.peer
+    return wanted in one.name.casefold() or any(
+        wanted in row.name.casefold() or words in row.peer for row in (one.row, *one.row.machines)
+    )
 
 
 def _table(view: View, query: TableQuery, rows: list[Placed], me: Placed | None) -> Markup:
@@ -222,7 +226,13 @@ def _row(view: View, one: Placed, mine: bool) -> Markup:
     return el(
         "tr",
         el("td", row.rank, cls="num"),
-        el("th", peer_link(view, row.peer, one.name), " ← here" if mine else None, scope="row"),
+        el(
+            "th",
+            peer_link(view, row.peer, one.name),
+            f" {count(len(row.machines), 'machine')}" if row.machines else None,
+            " ← here" if mine else None,
+            scope="row",
+        ),
         number_cell(row.recent, amount(row.recent)),
         number_cell(one.tokens, amount(one.tokens)),
         cell(percent(row.share), number=True),
@@ -260,6 +270,7 @@ def leaderboard_csv(view: View) -> str:
             "units",
             "first",
             "last",
+            "machines",
         )
     )
     board = view.state.board
@@ -280,6 +291,7 @@ def leaderboard_csv(view: View) -> str:
                 row.units,
                 iso(row.first_ms),
                 iso(row.last_ms),
+                " ".join(machine.peer for machine in row.machines),
             )
         )
     return out.getvalue()

@@ -17,9 +17,19 @@ from dugnad.dashboard.figures import (
     sessions_figure,
 )
 from dugnad.dashboard.history import active_ms
-from dugnad.dashboard.layout import View, cell, facts, head, number_cell, page, table, when
+from dugnad.dashboard.layout import (
+    View,
+    cell,
+    facts,
+    head,
+    number_cell,
+    page,
+    peer_link,
+    table,
+    when,
+)
 from dugnad.dashboard.markup import Markup, el
-from dugnad.dashboard.state import name_in
+from dugnad.dashboard.state import board_row, name_in
 from dugnad.dashboard.text import LINE_CHARS_MAX, amount, count, exact, line, percent, span
 
 RECEIPTS_SHOWN: Final = 100
@@ -53,6 +63,7 @@ def contributor_page(view: View, peer: str, receipts: Sequence[Receipt]) -> str:
     row = view.state.peers.get(peer)
     ranked = _board_row(view, peer)
     known = row is not None or ranked is not None or receipts
+    owner = ranked is not None and ranked.machines and row is None and not receipts
     return page(
         view,
         "Peers" if ranked is None else "Leaderboard",
@@ -61,9 +72,9 @@ def contributor_page(view: View, peer: str, receipts: Sequence[Receipt]) -> str:
         el("p", "Key ", el("code", peer, cls="long"), cls="note"),
         None if known else el("p", "Nothing is known here of a peer with this key."),
         _credit(view, ranked) if ranked is not None else None,
+        _machines(view, ranked) if ranked is not None and ranked.machines else None,
         _machine(view, row) if row is not None else None,
-        _charts(view, peer) if known else None,
-        _receipts(view, receipts) if known else None,
+        *((_charts(view, peer), _receipts(view, receipts)) if known and not owner else ()),
     )
 
 
@@ -73,20 +84,21 @@ def known_peer(view: View, peer: str) -> bool:
 
 
 def _board_row(view: View, peer: str) -> BoardRow | None:
-    board = view.state.board
-    if board is None:
-        return None
-    return next((row for row in board.rows if row.peer == peer), None)
+    return board_row(view.state.board, peer) if view.state.board is not None else None
 
 
 def _credit(view: View, row: BoardRow) -> Markup:
-    own = view.state.history.sessions.get(row.peer, ())
-    here = active_ms({row.peer: own}, view.now_ms)[row.peer] // 1000
+    sessions = view.state.history.sessions
+    own = {one.peer: sessions.get(one.peer, ()) for one in row.machines or (row,)}
+    here = sum(active_ms(own, view.now_ms).values()) // 1000
     pending = amount(row.provisional)
     if row.unwitnessed:
         pending += f", of which {amount(row.unwitnessed)} wait for a second peer's confirmation"
+    place: tuple[str, object] = ("Rank", exact(row.rank))
+    if row.owner:
+        place = ("Machine of", peer_link(view, row.owner, name_in(view.state, row.owner)))
     rows: list[tuple[str, object]] = [
-        ("Rank", exact(row.rank)),
+        place,
         ("Recent tokens (halved every 7 days)", amount(row.recent)),
         ("Settled tokens", f"{amount(row.tokens)}, {percent(row.share)} of the run"),
         ("Pending tokens", pending),
@@ -97,6 +109,41 @@ def _credit(view: View, row: BoardRow) -> Markup:
         ("Verified by recomputing", "— (no audit exists yet)"),
     ]
     return el("section", el("h2", "Credit"), facts(rows))
+
+
+def _machines(view: View, row: BoardRow) -> Markup:
+    heads = [
+        head("Name and key"),
+        head("Recent", number=True),
+        head("Settled", number=True),
+        head("Pending", number=True),
+        head("Units", number=True),
+        head("First"),
+        head("Last", number=True),
+    ]
+    body = [
+        el(
+            "tr",
+            el("th", peer_link(view, one.peer, name_in(view.state, one.peer)), scope="row"),
+            number_cell(one.recent, amount(one.recent)),
+            number_cell(one.tokens, amount(one.tokens)),
+            number_cell(one.provisional, amount(one.provisional)),
+            number_cell(one.units, exact(one.units)),
+            cell(when(one.first_ms, view.now_ms)),
+            cell(when(one.last_ms, view.now_ms), number=True),
+        )
+        for one in row.machines
+    ]
+    return el(
+        "section",
+        el("h2", "Machines"),
+        el(
+            "p",
+            f"{count(len(body), 'machine')} under one owner's key: the owner signed each, and each"
+            " accepted. Receipts and history are on each machine's own page.",
+        ),
+        table("Machines of this owner", heads, body),
+    )
 
 
 def _machine(view: View, row: PeerRow) -> Markup:

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from dugnad.averaging.board import Board
+from dugnad.averaging.board import Board, BoardRow
 from dugnad.dashboard.text import (
     LINE_CHARS_MAX,
     NAME_CHARS_MAX,
@@ -305,8 +305,15 @@ def _clean_run(event: RunDescribed) -> RunDescribed:
 
 
 def _clean_board(board: Board) -> Board:
-    rows = tuple(
-        msgspec.structs.replace(row, name=line(row.name, NAME_CHARS_MAX), peer=line(row.peer, 64))
-        for row in board.rows
-    )
+    rows = tuple(map(_clean_board_row, board.rows))
     return msgspec.structs.replace(board, formula=line(board.formula, 40), rows=rows)
+
+
+def _clean_board_row(row: BoardRow) -> BoardRow:
+    return msgspec.structs.replace(
+        row,
+        name=line(row.name, NAME_CHARS_MAX),
+        peer=line(row.peer, 64),
+        owner=line(row.owner, 64),
+        machines=tuple(map(_clean_board_row, row.machines)),
+    )

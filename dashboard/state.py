@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from dugnad.averaging.board import Board
+from dugnad.averaging.board import Board, BoardRow
 from dugnad.dashboard import events as ev
 from dugnad.dashboard.history import Happening, History, Session
 from dugnad.dashboard.series import Point
@@ -246,13 +246,24 @@ def sessions_of(state: State, peer: str) -> tuple[Session, ...]:
     return state.history.sessions.get(line(peer, 64), ())
 
 
+def board_row(board: Board, peer: str) -> BoardRow | None:
+    """The row of a peer, of an owner, or of a machine of an owner."""
+    for row in board.rows:
+        if row.peer == peer:
+            return row
+        for machine in row.machines:
+            if machine.peer == peer:
+                return machine
+    return None
+
+
 def name_in(state: State, peer: str) -> str:
     """The name under which a peer is known, or the end of its key."""
     row = state.peers.get(peer)
     if row is not None and row.name:
         return row.name
     if state.board is not None:
-        for one in state.board.rows:
-            if one.peer == peer:
-                return line(one.name, NAME_CHARS_MAX)
+        one = board_row(state.board, peer)
+        if one is not None:
+            return line(one.name, NAME_CHARS_MAX)
     return f"peer {peer[-6:]}" if peer else ""

@@ -18,6 +18,7 @@ from dugnad.peer import (
     cli_doctor,
     cli_keys,
     cli_organiser,
+    cli_owner,
     cli_receipts,
     cli_service,
     cli_steer,
@@ -42,6 +43,7 @@ app.add_typer(identity_app, name="identity")
 app.add_typer(cli_config.app, name="config")
 app.add_typer(cli_service.app, name="service")
 app.add_typer(cli_organiser.app, name="organiser")
+app.add_typer(cli_owner.app, name="owner")
 app.add_typer(cli_receipts.app, name="receipts")
 cli_keys.register(identity_app)
 cli_steer.register(app)

@@ -115,6 +115,7 @@ class ControlServer:
                 web.post("/v1/leave", self._post_leave),
                 web.post("/v1/steer", self._post_steer),
                 web.post("/v1/orders", self._post_orders),
+                web.post("/v1/owner", self._post_owner),
             ]
         )
         return application
@@ -180,6 +181,9 @@ class ControlServer:
         except (msgspec.MsgspecError, RecursionError) as error:
             raise web.HTTPBadRequest(text=f"not orders: {error}") from None
         return _json({"refused": self._view.order(asked.record)})
+
+    async def _post_owner(self, _: web.Request) -> web.Response:
+        return _json({"refused": self._view.owner_changed()})
 
     async def _post_steer(self, request: web.Request) -> web.Response:
         try:

@@ -67,6 +67,7 @@ from dugnad.peer.reporting import Report
 from dugnad.peer.serving import Serving
 from dugnad.peer.settingparse import numbers_of
 from dugnad.peer.starting import accept_manifest, folder_locked, identity_error
+from dugnad.peer.statementkeeper import StatementKeeper
 from dugnad.peer.steward import Steward
 from dugnad.peer.store import StoreError
 from dugnad.peer.storethread import StoreThread
@@ -115,6 +116,7 @@ class Daemon:
         self._main: asyncio.Task[int] | None = None
         self.happenings = Happenings(self)
         self.orders = OrderKeeper(self)
+        self.statements = StatementKeeper(self)
         self.steward = Steward(self)
         self.swarm = Swarm(self._substrate_config(start), identity, self._hooks())
         self.manifest: Manifest
@@ -234,7 +236,10 @@ class Daemon:
             )
         self.units = make_units(manifest, self.run_id, self.identity.peer)
         self.ledger = Ledger(
-            credit_rules(manifest, self.run_id), self.store, self.happenings.coverage_changed
+            credit_rules(manifest, self.run_id),
+            self.store,
+            self.happenings.coverage_changed,
+            self.statements.owners,
         )
         log = ProgressLog(len(table.fragments), manifest.data.context)
         hooks = TrainingHooks(
@@ -291,6 +296,7 @@ class Daemon:
             await self.swarm.start(self.run_id, await self._advert(), self._admitted())
             self.orders.joined()
             await self.ledger.restore()
+            await self.statements.load()
             await self._finish_promises()
             for p, shell in enumerate(self.averager.fragments):
                 if shell.core.head.version:

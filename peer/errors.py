@@ -66,6 +66,8 @@ ERRORS: Final[Mapping[str, ErrorKind]] = MappingProxyType(
         "E044": ErrorKind("the model cannot be exported or sampled", 44),
         "E045": ErrorKind("only the organiser of the run may do that", 45),
         "E046": ErrorKind("that cannot be ordered", 46),
+        "E047": ErrorKind("an owner's offer cannot be accepted", 47),
+        "E048": ErrorKind("there is no such owner or machine", 48),
         "E050": ErrorKind("the receipts in a file do not hold", 50),
         "E030": ErrorKind("no daemon is running", EXIT_NOT_RUNNING),
         "E031": ErrorKind("the daemon does not answer", EXIT_FAILURE),

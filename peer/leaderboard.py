@@ -99,13 +99,13 @@ def _shown(board: Board, own: PeerId | None, rows_max: int) -> list[BoardRow]:
 
 
 def _is_own(row: BoardRow, own: PeerId | None) -> bool:
-    return own is not None and row.peer == peer_text(own)
+    return own is not None and any(one.peer == peer_text(own) for one in (row, *row.machines))
 
 
 def _cells(row: BoardRow, now_ms: int, own: PeerId | None) -> tuple[str, ...]:
     return (
         str(row.rank),
-        printable(row.name) + (" (you)" if _is_own(row, own) else ""),
+        _name(row, own),
         row.peer[-6:],
         _amount(row.tokens),
         f"{100 * row.share:.1f} %",
@@ -114,6 +114,11 @@ def _cells(row: BoardRow, now_ms: int, own: PeerId | None) -> tuple[str, ...]:
         _amount(row.twice),
         _age(now_ms - row.last_ms),
     )
+
+
+def _name(row: BoardRow, own: PeerId | None) -> str:
+    machines = f" ({len(row.machines)} machines)" if len(row.machines) > 1 else ""
+    return printable(row.name) + machines + (" (you)" if _is_own(row, own) else "")
 
 
 def _aligned(cells: tuple[str, ...], widths: list[int]) -> list[str]:

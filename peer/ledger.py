@@ -8,11 +8,11 @@ one above it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Final
 
-from dugnad.averaging.board import Board
+from dugnad.averaging.board import Board, Owner
 from dugnad.averaging.coverage import CreditRules
 from dugnad.averaging.credit import CoverageChange, CreditFold
 from dugnad.averaging.creditchain import CreditError
@@ -39,11 +39,16 @@ class Ledger:
     """The credit fold of one peer, and what it still lacks."""
 
     def __init__(
-        self, rules: CreditRules, store: StoreThread, on_change: Callable[[CoverageChange], None]
+        self,
+        rules: CreditRules,
+        store: StoreThread,
+        on_change: Callable[[CoverageChange], None],
+        owners: Callable[[], Mapping[PeerId, Owner]] = dict,
     ) -> None:
         self.fold = CreditFold(rules)
         self.store = store
         self.on_change = on_change
+        self.owners = owners
         self.lacking: set[int] = set()
 
     def adopted(self, fragment: int, lineage: Lineage, head: Node) -> None:
@@ -136,5 +141,5 @@ class Ledger:
         await self.store.call(work)
 
     def board(self) -> Board:
-        """The leaderboard of what is folded."""
-        return self.fold.board()
+        """The leaderboard of what is folded, by owner."""
+        return self.fold.board(self.owners())

@@ -97,6 +97,21 @@ class Home:
         return self.root / "identity.key"
 
     @property
+    def owner_key(self) -> Path:
+        """The private key of an owner, who may have many machines; mode 0600, need not exist."""
+        return self.root / "owner.key"
+
+    @property
+    def owned_file(self) -> Path:
+        """What that key has signed about machines."""
+        return self.root / "owned.bin"
+
+    @property
+    def bond_file(self) -> Path:
+        """Whose machine this peer is."""
+        return self.root / "owner.bin"
+
+    @property
     def daemon_file(self) -> Path:
         """Port and process id of the running daemon."""
         return self.root / "daemon.json"

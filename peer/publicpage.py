@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from dugnad.averaging import events as averaging
+from dugnad.averaging.board import machine_rows
 from dugnad.dashboard import events as ev
 from dugnad.dashboard.app import DashboardError, DashboardServer
 from dugnad.dashboard.feed import RunFeed
@@ -335,7 +336,7 @@ class PublicPage:
             return
         self._tips = tips
         board = daemon.ledger.board()
-        self._listed = {row.peer: row.tokens + row.provisional for row in board.rows}
+        self._listed = {row.peer: row.tokens + row.provisional for row in machine_rows(board)}
         roster = daemon.swarm.roster
         met = {peer_text(peer) for peer in (roster.known() if roster is not None else ())}
         known = len({*self._listed, *met, peer_text(daemon.identity.peer)})

@@ -34,7 +34,13 @@ from dugnad.dht.ports import Transport, TransportError
 from dugnad.dht.records import RecordError, decode, encode
 from dugnad.peer.corpus import SHARD_BYTES
 from dugnad.peer.manifest import MANIFEST_BYTES_MAX
-from dugnad.peer.pullchecks import chain_in, head_rows_in, summaries_in, with_hash
+from dugnad.peer.pullchecks import (
+    chain_in,
+    head_rows_in,
+    statements_in,
+    summaries_in,
+    with_hash,
+)
 from dugnad.peer.transferwire import (
     ANSWER_BYTES_MAX,
     COMMITS_BYTES_MAX,
@@ -48,6 +54,7 @@ from dugnad.peer.transferwire import (
     PULL_PROTOCOL,
     PULLS_PER_DONOR_MAX,
     REQUESTS_AHEAD,
+    STATEMENTS_BYTES_MAX,
     SUMMARIES_BYTES_MAX,
     Answer,
     Blame,
@@ -57,6 +64,8 @@ from dugnad.peer.transferwire import (
     GetManifest,
     GetPieces,
     GetShard,
+    GetStatements,
+    GetStatementSummaries,
     GetSummaries,
     Kind,
     NotHere,
@@ -153,6 +162,18 @@ class Puller:
         """What one peer holds in ranges of its commits' digests; not judged against the ranges."""
         request = GetSummaries(fragment, since_ms, ranges)
         return await self._ask([peer], request, SUMMARIES_BYTES_MAX, summaries_in)
+
+    async def statement_summaries(
+        self, peer: PeerId, ranges: tuple[Range, ...]
+    ) -> tuple[Summary, ...]:
+        """What one peer holds in ranges of its statements' names; not judged against them."""
+        request = GetStatementSummaries(ranges)
+        return await self._ask([peer], request, SUMMARIES_BYTES_MAX, summaries_in)
+
+    async def statements(self, peer: PeerId, names: Sequence[bytes]) -> tuple[bytes, ...]:
+        """The statements of these names (STATEMENTS_MAX at most) that one peer holds."""
+        request = GetStatements(tuple(names))
+        return await self._ask([peer], request, STATEMENTS_BYTES_MAX, statements_in)
 
     async def payload(self, peers: Sequence[PeerId], header: Header, size: int) -> bytes:
         """The payload of a commit of a fragment with `size` parameters, matching its root."""

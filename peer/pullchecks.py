@@ -19,6 +19,8 @@ from dugnad.dht.records import RecordError, decode
 from dugnad.peer.transferwire import (
     COMMITS_BYTES_MAX,
     HEADS_BYTES_MAX,
+    STATEMENTS_BYTES_MAX,
+    STATEMENTS_MAX,
     SUMMARIES_BYTES_MAX,
     GetCommits,
     Refusal,
@@ -49,6 +51,17 @@ def summaries_in(data: bytes) -> tuple[Summary, ...]:
         return decode(data, tuple[Summary, ...], SUMMARIES_BYTES_MAX)
     except RecordError as fault:
         raise Refusal(fault.reason) from None
+
+
+def statements_in(data: bytes) -> tuple[bytes, ...]:
+    """The statements in `data`, each still encoded."""
+    try:
+        found = decode(data, tuple[bytes, ...], STATEMENTS_BYTES_MAX)
+    except RecordError as fault:
+        raise Refusal(fault.reason) from None
+    if len(found) > STATEMENTS_MAX:
+        raise Refusal("more statements than were asked for")
+    return found
 
 
 def chain_in(run: RunId | None, request: GetCommits, data: bytes) -> tuple[CommitRecord, ...]:

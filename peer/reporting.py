@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from dugnad.averaging.board import BoardRow, machine_rows
 from dugnad.dht.advert import Advert
 from dugnad.dht.ids import PeerId, name_of, peer_text, run_text
 from dugnad.dht.roster import State as PeerIs
@@ -124,8 +125,11 @@ class Report:
         daemon = self.daemon
         roster = daemon.swarm.roster
         known = (daemon.identity.peer, *(roster.known() if roster is not None else ()))
-        listed = {row.peer: row.tokens + row.provisional for row in daemon.ledger.board().rows}
+        listed = {row.peer: row.tokens + row.provisional for row in self._machines()}
         return [self._row(peer, listed.get(peer_text(peer), 0)) for peer in known]
+
+    def _machines(self) -> Iterator[BoardRow]:
+        return machine_rows(self.daemon.ledger.board())
 
     def _row(self, peer: PeerId, listed: int) -> PeerRow:
         daemon, now = self.daemon, clock.now()
@@ -176,6 +180,10 @@ class Report:
     def order(self, data: bytes) -> str:
         """Take signed orders of the organiser; why not, or ''."""
         return self.daemon.orders.take(data)
+
+    def owner_changed(self) -> str:
+        """Look again at whose machine this is; what is wrong with it, or ''."""
+        return self.daemon.statements.look()
 
     def steer(self, given: Input, until_ms: int = 0) -> str:
         """Do what its owner says; the answer."""

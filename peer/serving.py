@@ -87,6 +87,14 @@ class Serving:
         self._digests[fragment] = (since_ms, now, names)
         return names
 
+    def statement_names(self) -> Sequence[bytes]:
+        """Names of the statements that are held, ascending."""
+        return self.daemon.statements.held.names()
+
+    def statements(self, names: Sequence[bytes]) -> tuple[bytes, ...]:
+        """The statements of these names that are held."""
+        return self.daemon.statements.held.get(names)
+
     def size_of(self, fragment: int, codec: str) -> int | None:
         """Bytes of a contribution of ``fragment`` in ``codec``, or None."""
         sizes = self.daemon.manifest.table.sizes

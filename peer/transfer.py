@@ -52,6 +52,8 @@ from dugnad.peer.transferwire import (
     GetManifest,
     GetPieces,
     GetShard,
+    GetStatements,
+    GetStatementSummaries,
     GetSummaries,
     Here,
     NotHere,
@@ -253,6 +255,14 @@ class Donor(Protocol):
         """Names of the commits of a fragment dated since then, ascending."""
         ...
 
+    def statement_names(self) -> Sequence[bytes]:
+        """Names of the statements that are held, ascending; at once, from memory."""
+        ...
+
+    def statements(self, names: Sequence[bytes]) -> tuple[bytes, ...]:
+        """The statements of these names that are held; at once, from memory."""
+        ...
+
 
 class PullServer:
     """Gives others what a `Donor` holds, within the bounds of `transferwire`."""
@@ -316,6 +326,11 @@ class PullServer:
             case GetSummaries():
                 async with self._reads:
                     found = await asyncio.to_thread(self._summaries, request)
+            case GetStatementSummaries(ranges):
+                names = self._donor.statement_names()
+                found = encode(tuple(summarise(names, part) for part in ranges))
+            case GetStatements(names):
+                found = encode(self._donor.statements(names))
         if found is None:
             raise Refusal("it is not here")
         return memoryview(found)

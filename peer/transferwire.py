@@ -30,6 +30,7 @@ from dugnad.averaging.formats import (
     UnitPiece,
 )
 from dugnad.averaging.reconcile import RANGES_MAX, Range
+from dugnad.averaging.statements import STATEMENT_BYTES_MAX
 from dugnad.averaging.tree import LEAVES_MAX, Bytes, leaf_hash
 from dugnad.dht.ids import PeerId
 from dugnad.dht.ports import Stream, StreamEnded, TransportError
@@ -74,6 +75,9 @@ HEADS_BYTES_MAX: Final = 64 * FRAGMENTS_MAX
 """A head is at most 48 bytes."""
 PIECES_BYTES_MAX: Final = 1 << 20
 """Bytes of leaves in one answer: four leaves of float32, sixteen of int8."""
+STATEMENTS_MAX: Final = 56
+"""Names of statements in one request, of 34 bytes each."""
+STATEMENTS_BYTES_MAX: Final = STATEMENTS_MAX * (STATEMENT_BYTES_MAX + 4) + 4
 COMMITS_BYTES_MAX: Final = MESSAGE_BYTES_MAX
 COMMITS_MAX: Final = 2 * COMMITS_PER_REPLY_MAX
 INLINE_BYTES: Final = 256 << 10
@@ -173,7 +177,29 @@ class GetSummaries(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     ranges: Annotated[tuple[Range, ...], msgspec.Meta(min_length=1, max_length=RANGES_MAX)]
 
 
-Request = GetManifest | GetLeaves | GetPieces | GetShard | GetCommits | GetHeads | GetSummaries
+class GetStatementSummaries(msgspec.Struct, frozen=True, array_like=True, tag="u"):
+    """Ask what is held in these ranges of the names of statements (`averaging.statements`)."""
+
+    ranges: Annotated[tuple[Range, ...], msgspec.Meta(min_length=1, max_length=RANGES_MAX)]
+
+
+class GetStatements(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    """Ask for the statements of these names; those that are held come in one list."""
+
+    names: Annotated[tuple[_Digest, ...], msgspec.Meta(min_length=1, max_length=STATEMENTS_MAX)]
+
+
+Request = (
+    GetManifest
+    | GetLeaves
+    | GetPieces
+    | GetShard
+    | GetCommits
+    | GetHeads
+    | GetSummaries
+    | GetStatementSummaries
+    | GetStatements
+)
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="h"):

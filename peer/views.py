@@ -136,6 +136,10 @@ class DaemonView(Protocol):
         """Takes signed orders of the organiser; why not, or ''."""
         ...
 
+    def owner_changed(self) -> str:
+        """Looks again at whose machine this is; what is wrong with it, or ''."""
+        ...
+
     def steer(self, given: Input, until_ms: int = 0) -> str:
         """Takes what its owner says (PAUSE, RESUME, SNOOZE until `until_ms`, FINISH); the
         answer."""

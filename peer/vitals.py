@@ -61,6 +61,8 @@ SHARDS_A_LOOK: Final = 4
 """Shards read in one look; all 16 in eight minutes."""
 PROBE_AFTER_S: Final = 120.0
 """A machine that was never measured is measured once training has run this long."""
+STATEMENTS_S: Final = 20.0
+"""Between two looks at what somebody else holds: sixty-four peers have heard in two minutes."""
 RECEIPTS_S: Final = 15.0
 """Between two looks for receipts that another peer has and this one lacks; one fragment each."""
 KEEP_FOLD_S: Final = 3600.0
@@ -154,6 +156,8 @@ class Vitals:
             daemon.own(daemon.swarm.restart(daemon.note), "restart p2pd")
         if self._due("receipts", RECEIPTS_S, now):
             daemon.own(self.receipts.once(), "exchange of receipts")
+        if self._due("statements", STATEMENTS_S, now):
+            daemon.own(daemon.statements.once(), "exchange of statements")
         if self._due("history kept", KEEP_FOLD_S, now):
             daemon.own(self._keep_fold(), "keep the fold")
 
@@ -201,6 +205,7 @@ class Vitals:
         """Keep the base of the credit fold, and forget receipts older than a week."""
         try:
             await self.daemon.ledger.keep(clock.wall_ms())
+            await self.daemon.statements.keep()
         except StoreError as error:
             self.daemon.note("disk", f"{error.reason}; {error.fix}")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from dugnad.averaging.board import Basis, Owner, Tally, make_board
 from dugnad.dashboard import events as ev
 from dugnad.dashboard.boardpage import board_query, leaderboard_csv, leaderboard_page
 from dugnad.dashboard.contributor import Receipt, contributor_page, known_peer
@@ -273,3 +274,32 @@ def test_each_figure_has_a_caption_a_table_and_a_place_to_read_aloud() -> None:
         len(page.of("figcaption")) == len(page.of("details")) == len(page.of("output")) == figures
     )
     assert all(one["aria-live"] == "polite" for one in page.of("output"))
+
+
+def owned() -> View:
+    """Three peers, two of which are one owner's."""
+    first, second, _ = keys(3)
+    tallies = {peer: Tally(tokens=100 * n, units=n) for n, peer in enumerate(keys(3), start=1)}
+    owners = {first: Owner(keys(9)[8], HOSTILE[0]), second: Owner(keys(9)[8], HOSTILE[0])}
+    made = make_board(tallies, Basis(NOW_MS, 9, 0, (5, 4), (4, 3)), owners)
+    return view(ev.BoardComputed(at_ms=NOW_MS, board=made))
+
+
+def test_an_owner_is_one_row_whose_page_lists_its_machines() -> None:
+    known, owner = owned(), ids(9)[8]
+    board_page = checked(leaderboard_page(known, board_query({}), ""))
+    assert "2 machines" in board_page.text
+    page = checked(contributor_page(known, owner, []))
+    assert "Machines of this owner" in page.text
+    assert "Receipts and history are on each machine" in page.text
+    assert [a for a in page.of("a") if ids(3)[1] in a.get("href", "")]
+    machine = checked(contributor_page(known, ids(3)[1], [RECEIPT]))
+    assert "Machine of" in machine.text
+    assert [a for a in machine.of("a") if owner in a.get("href", "")]
+    assert known_peer(known, ids(3)[0])
+    found = checked(leaderboard_page(known, board_query({}), ids(3)[1]))
+    assert "Around the row that was looked for" in found.text
+    rows = leaderboard_csv(known).splitlines()
+    assert rows[0].endswith(",last,machines")
+    mine = next(one for one in rows if owner in one)
+    assert mine.endswith(f",{ids(3)[1]} {ids(3)[0]}")

@@ -123,6 +123,9 @@ class MemoryView:
     def request_leave(self, drain: bool) -> None:
         self.left.append(drain)
 
+    def owner_changed(self) -> str:
+        return ""
+
     def steer(self, given: Input, until_ms: int = 0) -> str:
         self.steered.append((given, until_ms))
         return f"{given} it is"

@@ -1,7 +1,7 @@
 """Peers that hold and hand over bulk data, in memory: for the tests of both ends."""
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,7 @@ from dugnad.averaging.formats import (
     pieces_root,
     sign_record,
 )
+from dugnad.averaging.statements import StatementSet
 from dugnad.averaging.tree import LEAF_PARAMS, leaf_hashes, root, root_of
 from dugnad.averaging.worker import Commit
 from dugnad.dht.identity import Identity
@@ -172,6 +173,7 @@ class Shelf:
         self.text: bytes | None = None
         self.shards: dict[int, bytes] = {}
         self.chain: tuple[CommitRecord, ...] = ()
+        self.said = StatementSet(lambda peer: True)
         self.asked = 0
 
     def manifest(self) -> bytes | None:
@@ -204,6 +206,12 @@ class Shelf:
 
     def commits(self, fragment: int, digest: bytes, count: int) -> tuple[CommitRecord, ...]:
         return self.chain[:count]
+
+    def statement_names(self) -> Sequence[bytes]:
+        return self.said.names()
+
+    def statements(self, names: Sequence[bytes]) -> tuple[bytes, ...]:
+        return self.said.get(names)
 
 
 @dataclass

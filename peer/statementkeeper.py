@@ -1,0 +1,132 @@
+"""Statements at one peer: kept on the disk, compared with a random live peer now and then.
+
+What is held is judged by :mod:`dugnad.averaging.statements`; here it is carried. A record that came
+reaches everybody in a few looks, as each peer takes what the others hold.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from dugnad.averaging.board import Owner
+from dugnad.averaging.owners import owners_of
+from dugnad.averaging.reconcile import Reconciliation
+from dugnad.averaging.statements import (
+    EXCUSED,
+    HELD_MAX,
+    STATEMENT_BYTES_MAX,
+    StatementSet,
+)
+from dugnad.dht.ids import PeerId, short
+from dugnad.dht.records import RecordError, decode, encode
+from dugnad.peer import clock
+from dugnad.peer.errors import UserError
+from dugnad.peer.ownerfiles import load_bond, load_owned
+from dugnad.peer.pull import Puller, PullError
+from dugnad.peer.transferwire import STATEMENTS_MAX
+
+if TYPE_CHECKING:
+    from dugnad.peer.daemon import Daemon
+
+KEY: Final = "statements"
+FETCHES_MAX: Final = 16
+"""Requests for records after one comparison: some 900 records; the rest comes with the next."""
+_FILE_BYTES_MAX: Final = HELD_MAX * (STATEMENT_BYTES_MAX + 4) + 8
+
+
+class StatementKeeper:
+    """The statements of one daemon. All methods belong to its event loop."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._rng = random.Random(daemon.boot)
+        self.held = StatementSet(lambda peer: daemon.ledger.fold.lists(peer))
+        self._busy = False
+        self._kept = 0
+        self._owners: tuple[int, Mapping[PeerId, Owner]] = (0, {})
+
+    async def load(self) -> None:
+        """Take up what the disk holds; what cannot be read is said and passed over."""
+        daemon = self._daemon
+        data = await daemon.store.call(lambda store: store.kept(KEY))
+        try:
+            found = decode(data, tuple[bytes, ...], _FILE_BYTES_MAX) if data is not None else ()
+        except RecordError as error:
+            daemon.note("disk", f"the stored statements are not used: {error.reason}")
+            found = ()
+        now = clock.wall_ms()
+        for record in found:
+            self.held.take(record, now)
+        self._kept = self.held.changes
+        if fault := self.look():
+            daemon.note("owner", fault)
+
+    async def keep(self) -> None:
+        """Write down what is held, if it changed. StoreError as usual."""
+        if self._kept == self.held.changes:
+            return
+        changes, data = self.held.changes, encode(self.held.everything())
+        await self._daemon.store.call(lambda store: store.keep(KEY, data))
+        self._kept = changes
+
+    def owners(self) -> Mapping[PeerId, Owner]:
+        """Whose machine each peer is, as far as this peer has heard."""
+        if self._owners[0] != self.held.changes:
+            self._owners = (self.held.changes, owners_of(self.held.bonds()))
+        return self._owners[1]
+
+    def look(self) -> str:
+        """Take up whose machine this is, from the data folder, and which machines its owner's key
+        has released; what is wrong with them, or ''.
+        """
+        home, now = self._daemon.home, clock.wall_ms()
+        try:
+            bond, owned = load_bond(home), load_owned(home)
+        except UserError as error:
+            return f"{error.sentence}; {error.fix}"
+        fault = self.held.take(encode(bond), now) if bond is not None else ""
+        for one in owned.offers:
+            held = self.held.bond(PeerId(one.peer)) if one.released else None
+            if held is not None and (held.owner, held.number) == (one.owner, one.number):
+                ended = msgspec.structs.replace(held, released=one.released)
+                self.held.take(encode(ended), now)
+        return "" if fault in EXCUSED else fault
+
+    async def once(self) -> None:
+        """Compare with a random live peer and take what it holds; what goes wrong is noted."""
+        daemon, puller = self._daemon, self._daemon.swarm.puller
+        live = list(daemon.averager.live())
+        if self._busy or puller is None or not live:
+            return
+        peer = self._rng.choice(live)
+        self._busy = True
+        try:
+            fault = await self.compare(puller, peer)
+        except PullError as error:
+            fault = error.reason
+        finally:
+            self._busy = False
+        if fault:
+            daemon.note("statements", f"{short(peer)} gave no statements: {fault}")
+        self.look()
+
+    async def compare(self, puller: Puller, peer: PeerId) -> str:
+        """Take from `peer` the statements that are not here; its first fault, or ''. PullError."""
+        search = Reconciliation(self.held.names())
+        while asked := search.request():
+            if fault := search.answer(await puller.statement_summaries(peer, asked)):
+                return fault
+        missing = search.missing
+        self._rng.shuffle(missing)  # those that are refused each time must not stand in the way
+        for start in range(0, min(len(missing), FETCHES_MAX * STATEMENTS_MAX), STATEMENTS_MAX):
+            names = missing[start : start + STATEMENTS_MAX]
+            now = clock.wall_ms()
+            for record in await puller.statements(peer, names):
+                fault = self.held.take(record, now)
+                if fault and fault not in EXCUSED:
+                    return fault
+        return ""
