@@ -9,6 +9,7 @@ modulo their number, so all are homes at once. What the core would add is when t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -312,6 +313,14 @@ class OurPeer:
 
     def commits(self, fragment: int, digest: bytes, count: int) -> tuple[fm.CommitRecord, ...]:
         """Nothing: nobody is behind."""
+        return ()
+
+    def statement_names(self) -> Sequence[bytes]:
+        """None: nobody owns several machines here."""
+        return ()
+
+    def statements(self, names: Sequence[bytes]) -> tuple[bytes, ...]:
+        """None."""
         return ()
 
     def digests(self, fragment: int, since_ms: int) -> tuple[bytes, ...]:
