@@ -27,6 +27,7 @@ class Network:
         self._rng = rng
         self._clock = clock
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
+        self._controls: dict[tuple[PeerId, PeerId], Link] = {}
         self._size = 0
 
     def link(self, source: PeerId, target: PeerId) -> Link:
@@ -36,6 +37,14 @@ class Network:
             named = self._rng("link", source.hex()[:8], target.hex()[:8])
             self._links[key] = Link(named, source, target)
         return self._links[key]
+
+    def control(self, source: PeerId, target: PeerId) -> Link:
+        """The same direction for control streams: its chance is its own."""
+        key = (source, target)
+        if key not in self._controls:
+            named = self._rng("control", source.hex()[:8], target.hex()[:8])
+            self._controls[key] = Link(named, source, target)
+        return self._controls[key]
 
     def weigh(self, size: int) -> None:
         """The next message has so many bytes (:meth:`latency` counts them, once)."""

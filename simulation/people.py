@@ -18,6 +18,8 @@ from dugnad.averaging.worker import FragmentWorker
 from dugnad.dht.ids import PeerId
 from dugnad.simulation.story import Told
 
+KNOWN_MAX: Final = 32
+"""Peers that a disk remembers: one that answers is enough, and half of them may be gone."""
 STORY_MAX: Final = 400
 """Lines of a peer's story kept for a violation."""
 
@@ -57,10 +59,25 @@ class Disk:
     """Fragment -> the newest head, its digest and its anchors."""
     promises: dict[int, tuple[bytes, fm.CommitRecord, bytes]] = field(default_factory=dict)
     """Fragment -> digest, record and payload of the newest commit that it signed."""
+    known: dict[PeerId, int] = field(default_factory=dict)
+    """Peers that were met, with their numbers: the newest of them."""
 
     def copy(self) -> Disk:
         """A snapshot of it."""
-        return Disk(dict(self.seqs), dict(self.headers), dict(self.heads), dict(self.promises))
+        return Disk(
+            dict(self.seqs),
+            dict(self.headers),
+            dict(self.heads),
+            dict(self.promises),
+            dict(self.known),
+        )
+
+    def remember(self, peer: PeerId, number: int) -> None:
+        """A peer was met; those met longest ago are forgotten."""
+        self.known.pop(peer, None)
+        self.known[peer] = number
+        while len(self.known) > KNOWN_MAX:
+            del self.known[next(iter(self.known))]
 
 
 @dataclass(slots=True)
@@ -94,6 +111,8 @@ class SimPeer:
     fragments: list[SimFragment]
     alive: bool = True
     frozen_until: float = 0.0
+    asleep_since: float | None = None
+    """Frozen with a closed lid: its timers stood still from then on."""
     step: int = 0
     step_s: float = 0.25
     live: set[PeerId] = field(default_factory=set)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final
 
 from dugnad.dht.ids import PeerId
+from dugnad.simulation.membership import LINK_NAMES
 from dugnad.simulation.numeric import NumpyTrainer
 from dugnad.simulation.numericstage import NumericStage
 from dugnad.simulation.people import SimPeer, peer_of
@@ -47,6 +48,7 @@ class Play:
             rule=swarm.rule,
             eta=swarm.eta,
             mu=swarm.mu,
+            roster=swarm.roster,
             weather=drawn.weather,
         )
         self.stage = _stage(drawn, settings)
@@ -60,6 +62,8 @@ class Play:
     def begin(self) -> None:
         """Start the swarm and plan what will happen."""
         stage, swarm = self.stage, self.drawn.scenario.swarm
+        if stage.members is not None:
+            stage.members.seeds = tuple(range(min(swarm.peers, LINK_NAMES)))
         stage.outbound = set(range(swarm.peers - swarm.outbound, swarm.peers))
         for number in range(swarm.peers):
             rng = stage.rng("start", number)
@@ -144,11 +148,15 @@ class Play:
         others = [one.peer for one in stage.alive() if one is not sim]
         match event.do:
             case "kill":
-                stage.kill(peer)
+                stage.kill(peer, quietly=event.quiet)
             case "leave":
                 stage.leave(peer)
-            case "freeze":
-                stage.freeze(peer, lasts)
+            case "freeze" | "sleep":
+                stage.freeze(peer, lasts, asleep=event.do == "sleep")
+            case "p2pd":
+                stage.lose_substrate(peer, lasts)
+            case "double" if stage.members is not None:
+                stage.members.double(sim)
             case "false_end":
                 count = max(1, len(others) // 2)
                 stage.false_end(peer, rng.sample(others, min(count, len(others))), lasts)

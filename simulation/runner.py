@@ -58,6 +58,8 @@ class Result:
     coverage: float = 0.0
     """Distinct pieces of units listed / pieces made, without those still held."""
     longest_gap: float = 0.0
+    detection: float = 0.0
+    """The longest time from a death to a roster's verdict on it."""
     one_head_s: float = -1.0
     """From the healing until all had one head of each fragment; -1: never."""
     bytes: int = 0
@@ -189,6 +191,12 @@ def _verdict(act: Play, result: Result) -> list[Broken]:
         if got < least:
             broken.append(Broken(f"{name} is {got:.3f}, below {least}", _story(stage)))
     broken += [Broken(what, _story(stage)) for what in _losses(result, hold)]
+    if stage.members is not None:
+        if hold.doubles_told_within_s:
+            doubles = stage.members.undetected(hold.doubles_told_within_s)
+            broken += [Broken(what, _story(stage)) for what in doubles]
+        views = ((sim, stage.members.fault(sim)) for sim in stage.alive())
+        broken += [Broken(what, _story(stage, sim)) for sim, what in views if what]
     if len(stage.donors) < hold.donors_min:
         broken.append(Broken(f"only {len(stage.donors)} peers served whole anchors"))
     for sim in stage.alive():
@@ -243,6 +251,10 @@ def _peer_verdict(act: Play, sim: SimPeer, hold: Hold) -> list[Broken]:
 def _count(stage: Stage, result: Result) -> None:
     """The numbers of a report, as far as the run came."""
     result.bytes, result.messages, result.events = stage.bytes, stage.messages, stage.events
+    if stage.members is not None:
+        result.bytes += stage.members.rosters.bytes
+        result.messages += stage.members.rosters.messages
+        result.detection = max(stage.members.detected, default=0.0)
     result.merges = sum(len(times) for times in stage.merged_at)
     result.digest, result.virtual_s = stage.digest(), stage.now
     result.samples, result.timeline = stage.samples, stage.timeline

@@ -36,6 +36,7 @@ Plain = bool | int | float | str
 Action = Literal[
     "add",
     "claim",
+    "double",
     "false_end",
     "freeze",
     "idle",
@@ -43,8 +44,10 @@ Action = Literal[
     "kill",
     "leave",
     "miss",
+    "p2pd",
     "restart",
     "restore",
+    "sleep",
     "snapshot",
     "speed",
     "split",
@@ -81,6 +84,8 @@ class Swarm(_Table, frozen=True, kw_only=True):
     rule: str = "mean"
     eta: float = 0.7
     mu: float = 0.5
+    roster: bool = True
+    """Each finds out by its own roster who is there; else all are told, a moment later."""
 
 
 class People(_Table, frozen=True, kw_only=True):
@@ -133,6 +138,8 @@ class Event(_Table, frozen=True, kw_only=True):
     """add: they reach only each other, until the healing or for ``seconds``."""
     one_way: bool = False
     """split: nothing passes from the chosen to the others; the other way is open."""
+    quiet: bool = False
+    """kill: the machine goes, too, and nothing tells the others."""
     disk: bool = True
     """restart: with the disk."""
     factor: float = 1000.0
@@ -147,7 +154,8 @@ class Hold(_Table, frozen=True, kw_only=True):
     merge_gap_intervals: float = 0.0
     """The longest time without a commit of a fragment, once the first is there ..."""
     merge_gap_detect_s: float = 4.0
-    """... plus this: noticing 0.5 s, an heir's question 0.5 s, its grace and its merge."""
+    """... plus this: the roster's noticing (0.5 s from a stream's end, some more than 3 s of
+    silence), an heir's question 0.5 s, its grace and its merge."""
     one_head_within_s: float = 20.0
     """After the healing: one head per fragment."""
     listed_within_versions: int = 0
@@ -163,6 +171,8 @@ class Hold(_Table, frozen=True, kw_only=True):
     """The head that most old members had at the healing is kept."""
     donors_min: int = 0
     """So many peers served whole anchors."""
+    doubles_told_within_s: float = 0.0
+    """A second machine with somebody's key is told so within this; the first one is not."""
     merges_min: int = 3
     """Commits of each fragment after the healing."""
     loss_max: float = 0.0

@@ -59,6 +59,9 @@ class WorldSettings:
     horizon: int = 4
     member_versions: int = 8
     token_budget: int = 0
+    roster: bool = False
+    """Peers find out with rosters of their own who is there (:class:`Stage` only); else they are
+    told, a moment later than it happens."""
     weather: Weather = Weather()
 
     def lineage(self, fragment: int, theta_root: bytes) -> LineageRules:

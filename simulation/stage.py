@@ -8,7 +8,7 @@ are untouched: whatever is wrong here is wrong in the daemon, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -18,28 +18,22 @@ from dugnad.averaging import formats as fm
 from dugnad.averaging.home import INBOX_MAX, PROMISES_MAX
 from dugnad.averaging.lineage import NODES_MAX
 from dugnad.averaging.view import HOLDERS_DIGESTS_MAX
-from dugnad.averaging.worker import FragmentWorker, WorkError
+from dugnad.averaging.worker import WorkError
 from dugnad.dht.ids import PeerId
 from dugnad.dht.records import encode
 from dugnad.simulation.checks import Violation
 from dugnad.simulation.credits import Credits
+from dugnad.simulation.fates import Fates
 from dugnad.simulation.ledger import Ledger
-from dugnad.simulation.people import Disk, SimFragment, SimPeer, peer_of
+from dugnad.simulation.people import SimFragment, SimPeer
 from dugnad.simulation.settings import RUN, WALL_START_S, WorldSettings
 from dugnad.simulation.story import told
-from dugnad.simulation.world import World
 
-SUSPECT_S: Final = 10.0
-"""Silence after which the others count a frozen peer as lost (the roster's suspicion time)."""
-LEAVE_S: Final = 10.0
-"""A leaving peer waits at most this long for its work to be in other hands."""
 SAMPLE_S: Final = 1.0
 """Virtual seconds between two points of the plot."""
 SLACK: Final = 64
 """Entries that a table may have above its bound between being filled and being pruned: one
 message's worth of commits."""
-
-Pair = tuple[PeerId, PeerId]
 
 
 @dataclass(slots=True)
@@ -64,25 +58,18 @@ class Sample:
     made: int
 
 
-class Stage(World):
+class Stage(Fates):
     """The world of the scenarios."""
 
     def __init__(self, settings: WorldSettings) -> None:
         super().__init__(settings)
         self.ledger = self.checks = Ledger(settings.size, settings.horizon)
         self.credits = Credits(self.ledger, settings.fragments, settings.horizon)
-        self.walls: dict[int, set[Pair]] = {}
-        """Splits in force: number -> the directions they cut. 0 are links that never are."""
         self.traps: list[Trap] = []
-        self.skew: dict[int, float] = {}
         self.claims: dict[PeerId, float] = {}
         self.until: dict[tuple[str, PeerId], float] = {}
         """(what, peer) -> when it stops: 'idle', 'withhold' and 'miss'."""
-        self.snapshots: dict[PeerId, Disk] = {}
-        self.started: dict[tuple[PeerId, int], float] = {}
         self.first_listed: dict[tuple[PeerId, int], float] = {}
-        self.disturbed: dict[PeerId, float] = {}
-        """Peer -> when something last befell it: from then on it has time to be useful again."""
         self.donors: dict[PeerId, int] = {}
         self.made = 0
         """Steps of all peers, each counted once per fragment."""
@@ -92,170 +79,8 @@ class Stage(World):
         """Digest -> who said that it holds the payload and computed the same roots."""
         self.bytes = 0
         self.samples: list[Sample] = []
-        self.timeline: list[tuple[float, str]] = []
-        self._cuts = 0
         self._weighed: tuple[fm.Message | None, int] = (None, 0)
         self.later(SAMPLE_S, self._sample)
-
-    def say(self, text: str) -> None:
-        """Remember what was done to the swarm."""
-        self.timeline.append((self.now, text))
-
-    # -- lives -----------------------------------------------------------------------------------
-
-    def add(self, number: int, *, step_s: float | None = None, disk: Disk | None = None) -> SimPeer:
-        """Start a peer; what its disk holds it goes on from."""
-        peer = peer_of(number)
-        for other in self.peers.values():
-            if number in self.outbound and other.number in self.outbound and other.peer != peer:
-                self.walls.setdefault(0, set()).update({(peer, other.peer), (other.peer, peer)})
-        self._block()
-        sim = super().add(number, step_s=step_s, disk=disk)
-        self.started[(peer, sim.born)] = self.disturbed[peer] = self.now
-        for p, (digest, record, payload) in sorted(sim.disk.promises.items()):
-            fragment = sim.fragments[p]
-            if record.header.parent == fragment.head:  # it died before it could announce this
-                fragment.worker.advance(digest, record.header, payload)
-                self._tell(sim, p, ev.Signed(record, digest))
-        return sim
-
-    def _fragment(self, sim: SimPeer, p: int) -> SimFragment:
-        made = super()._fragment(sim, p)
-        if p in sim.disk.heads:
-            point, digest, anchor = sim.disk.heads[p]
-            made.core.resume(point, digest)
-            made.worker = FragmentWorker.start(made.worker.rules, sim.peer, digest, anchor)
-            made.theta, made.head = anchor.theta.copy(), digest
-        return made
-
-    def restart_all(self) -> None:
-        """Start everybody again whose disk is there."""
-        for sim in sorted(self.peers.values(), key=lambda one: one.number):
-            if not sim.alive:
-                self.restart(sim.peer)
-
-    def leave(self, peer: PeerId) -> None:
-        """A planned leave: hand over, wait until it is done, go."""
-        sim = self.peers[peer]
-        born, end = sim.born, self.now + LEAVE_S
-        for p in range(self.settings.fragments):
-            self._tell(sim, p, ev.LeaveNow())
-
-        def gone() -> None:
-            if not sim.alive or self.peers[peer].born != born:
-                return
-            if self.now >= end or all(f.core.left() for f in sim.fragments):
-                self.kill(peer)
-            else:
-                self.later(0.5, gone)
-
-        self.later(0.5, gone)
-
-    def freeze(self, peer: PeerId, seconds: float) -> None:
-        """Stop a machine; the others lose it when it is silent for long, and meet it again."""
-        super().freeze(peer, seconds)
-        sim = self.peers[peer]
-        born, end = sim.born, sim.frozen_until
-        self.disturbed[peer] = end
-
-        def same() -> bool:
-            return self.peers[peer].born == born and sim.alive and sim.frozen_until == end
-
-        def silent() -> None:
-            if same():
-                for other in self.alive():
-                    self._down(other, peer)
-
-        def back() -> None:
-            if same():
-                for other in self.alive():
-                    if other is not sim:
-                        self._meet(sim, other)
-
-        if seconds > SUSPECT_S:
-            self.later(SUSPECT_S, silent)
-            self.later(end - self.now, back)
-
-    def restore(self, peer: PeerId) -> None:
-        """Put an old snapshot of a peer's disk back and start it from that."""
-        if peer in self.snapshots:
-            self.kill(peer)
-            old = self.peers[peer]
-            self.add(old.number, step_s=old.step_s, disk=self.snapshots[peer].copy())
-
-    # -- links -----------------------------------------------------------------------------------
-
-    def _block(self) -> None:
-        self.net.blocked = set().union(*self.walls.values())
-
-    def _apart(self, a: PeerId, b: PeerId) -> bool:
-        return self.net.is_cut(a, b) or self.net.is_cut(b, a)
-
-    def part(
-        self, left: Iterable[PeerId], right: Iterable[PeerId], *, one_way: bool = False
-    ) -> int:
-        """Cut all links from ``left`` to ``right``, and back unless ``one_way``; the cut's number.
-
-        A connection needs both directions, so that both sides lose each other either way; what was
-        under way in the open direction still arrives.
-        """
-        self._cuts += 1
-        rights = sorted(right)
-        pairs = {(a, b) for a in left for b in rights if a != b}
-        self.walls[self._cuts] = pairs | (set() if one_way else {(b, a) for a, b in pairs})
-        self._block()
-        for a, b in sorted(pairs):
-            for one, two in ((a, b), (b, a)):
-                sim = self.peers.get(one)
-                if sim is not None and sim.alive and two in sim.live:
-                    self.disturbed[one] = self.now
-                    self.later(self.net.noticed(two, one), partial(self._lost, sim, two))
-        return self._cuts
-
-    def join(self, number: int) -> None:
-        """Mend one cut; who was apart by it meets again."""
-        pairs = self.walls.pop(number, set())
-        self._block()
-        for a, b in sorted({(min(pair), max(pair)) for pair in pairs}):
-            one, two = self.peers.get(a), self.peers.get(b)
-            if one is not None and two is not None and one.alive and two.alive:
-                self.disturbed[a] = self.disturbed[b] = self.now
-                self._meet(one, two)
-
-    def mend(self) -> None:
-        """End everything that was done to the network and to peers, but not their deaths."""
-        self.traps.clear()
-        self.until.clear()
-        for number in sorted(self.walls):
-            if number:
-                self.join(number)
-
-    def _meet(self, a: SimPeer, b: SimPeer) -> None:
-        if not self._apart(a.peer, b.peer):
-            super()._meet(a, b)
-
-    def _lost(self, sim: SimPeer, peer: PeerId) -> None:
-        if self._apart(sim.peer, peer):
-            self._down(sim, peer)
-
-    def _down(self, sim: SimPeer, peer: PeerId) -> None:
-        if sim.alive and peer in sim.live:
-            sim.live.discard(peer)
-            for p in range(self.settings.fragments):
-                self._tell(sim, p, ev.PeerDown(peer))
-
-    def false_end(self, peer: PeerId, seen_by: Iterable[PeerId], seconds: float) -> None:
-        """Some believe that a peer which lives is gone; they meet it again after ``seconds``."""
-        for one in sorted(seen_by):
-            sim = self.peers[one]
-            if one != peer and peer in sim.live:
-                self._down(sim, peer)
-                self.later(seconds, partial(self._again, sim, peer))
-
-    def _again(self, sim: SimPeer, peer: PeerId) -> None:
-        other = self.peers[peer]
-        if sim.alive and other.alive and not self._apart(sim.peer, peer):
-            self._up(sim, other)()
 
     # -- moments ---------------------------------------------------------------------------------
 
@@ -276,8 +101,10 @@ class Stage(World):
         return self.until.get((what, peer), 0.0) > self.now
 
     def _tell(self, sim: SimPeer, p: int, event: ev.Event) -> None:
-        if isinstance(event, ev.Pace) and sim.number in self.skew:
-            event = ev.Pace(event.interval_s, WALL_START_S + self.skew[sim.number])
+        if isinstance(event, ev.Pace):
+            offset = self.members.offset(sim) if self.members is not None else 0.0
+            wall = WALL_START_S + self.skew.get(sim.number, 0.0) + offset
+            event = ev.Pace(event.interval_s, wall)
         try:
             super()._tell(sim, p, event)
             fault = self._overfull(sim.fragments[p])
@@ -368,6 +195,12 @@ class Stage(World):
             fragment.pieces[-1] = piece
 
     # -- messages --------------------------------------------------------------------------------
+
+    def mend(self) -> None:
+        """End everything that was done to the network and to peers, but not their deaths."""
+        self.traps.clear()
+        self.until.clear()
+        super().mend()
 
     def _broadcast(self, sim: SimPeer, message: fm.Message, p: int) -> None:
         reach = min((one.reach for one in self.traps if one.reach and not one.skip), default=0)

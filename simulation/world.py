@@ -158,6 +158,11 @@ class World(Carrier):
         sim = self.peers[peer]
         sim.alive = False
         sim.story.append((self.now, "killed", None))
+        self._died(sim)
+
+    def _died(self, sim: SimPeer) -> None:
+        """The others notice."""
+        peer = sim.peer
         for other in self.peers.values():
             if other.alive and peer in other.live:
                 self._lose(other, peer)
@@ -206,11 +211,15 @@ class World(Carrier):
             return
         born = sim.born
         if self.now < sim.frozen_until:
+            late = 1e-6
+            if sim.asleep_since is not None and isinstance(event, ev.Timer):
+                late += self.now - sim.asleep_since  # what it had still to wait
             self.later(
-                sim.frozen_until - self.now + 1e-6,
+                sim.frozen_until - self.now + late,
                 lambda: self._tell(sim, p, event) if sim.born == born else None,
             )
             return
+        sim.asleep_since = None
         fragment = sim.fragments[p]
         self.events += 1
         fragment.events += 1

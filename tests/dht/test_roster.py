@@ -29,7 +29,6 @@ from dugnad.dht.roster_events import (
 from .roster_cases import ME, SEEDS, connect, hello_of, lone_roster, losses, only  # noqa: TID252  the tests are no installed package
 from .roster_world import (  # noqa: TID252  the world is no installed package
     WALL_START_MS,
-    Wire,
     World,
     mesh,
     peer_id,
@@ -225,7 +224,7 @@ def test_gossip_about_a_lost_peer_does_not_lose_it_and_it_refutes() -> None:
     world = mesh(4, 4)
     before = world.nodes[1].roster.my_advert.incarnation
     liar, hearer = world.nodes[0], world.nodes[2]
-    stream = next(number for number, wire in world.wires.items() if _joins(wire, 0, 2))
+    (stream,) = set(liar.lines) & set(hearer.lines)
     notice = LostNotice(peer_id(1), before, liar.peer)
     world.feed(hearer, MessageIn(liar.peer, stream, notice))
     world.run(1.0)
@@ -364,7 +363,7 @@ def test_clocks_that_differ_by_half_a_minute_agree_after_correction() -> None:
     world = mesh(1, 5)
     skews = [30.0, -30.0, 0.0, 5.0, -2.0]
     for name, skew in enumerate(skews):
-        world.nodes[name].wall_skew_s = skew
+        world.nodes[name].skew_s = skew
     world.run(25.0)
     corrected = [skew + world.nodes[n].roster.clock_offset() for n, skew in enumerate(skews)]
     assert max(corrected) - min(corrected) < 0.2
@@ -390,7 +389,3 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
     assert history(7) == history(7)
     assert history(7) != history(8)
-
-
-def _joins(wire: Wire, one: int, other: int) -> bool:
-    return {wire.opener, wire.accepter} == {one, other} and not wire.ended

@@ -23,7 +23,7 @@ from dugnad.dht.roster_events import (
     StreamUp,
     Timer,
 )
-from dugnad.dht.roster_table import PEERS_MAX
+from dugnad.dht.roster_table import PEERS_MAX, STREAMS_PER_PEER_MAX
 
 from .roster_cases import connect, hello_of, lone_roster, losses, only, refusals  # noqa: TID252  the tests are no installed package
 from .roster_world import (  # noqa: TID252  the world is no installed package
@@ -202,3 +202,14 @@ def test_a_banned_peer_is_closed_with_the_reason_and_served_again_when_the_ban_i
     assert roster.live() == (peer_id(2),)
     roster.handle(Bans({}), 4.0)
     assert only(PeerUp, connect(roster, 1, 4, 5.0))
+
+
+def test_one_stream_too_many_takes_the_place_of_the_stalest_and_nobody_is_refused() -> None:
+    # three streams of a pair at once made the pair refuse each other for a minute
+    roster = lone_roster()
+    for number in range(1, STREAMS_PER_PEER_MAX + 1):
+        assert not refusals(connect(roster, 1, number, 0.1 * number))
+    actions = roster.handle(StreamUp(peer_id(1), 99, outgoing=False), 1.0)
+    assert not refusals(actions)
+    assert [closed.stream for closed in only(CloseStream, actions)] == [1]
+    assert roster.state(peer_id(1)).state is State.LIVE
