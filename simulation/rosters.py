@@ -180,8 +180,8 @@ class Rosters:
             wire = self.wires[number]
             far = wire.other(daemon)
             if far.machine in others:
-                for one, two in ((daemon, far), (far, daemon)):
-                    self._bring(wire, two, ro.StreamDown(two.peer, number, "cut"), 0)
+                for end in (daemon, far):
+                    self._bring(wire, end, ro.StreamDown(end.peer, number, "cut"), 0)
 
     def mended(self) -> None:
         """Ways may be open again: what waited there is on its way."""
