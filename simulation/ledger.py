@@ -45,3 +45,11 @@ class Ledger(Checks):
             found.append(record)
             digest = record.header.parent
         return found
+
+    def line(self, digest: bytes) -> set[bytes]:
+        """The digests of a lineage, its head's included."""
+        found = {digest}
+        while (record := self.commits.get(digest)) is not None:
+            digest = record.header.parent
+            found.add(digest)
+        return found

@@ -149,20 +149,20 @@ def _able(stage: Stage) -> bool:
 
 
 def _favourite(act: Play) -> bytes | None:
-    """The head of fragment 0 that most old members have when the healing comes."""
+    """The head of fragment 0 that most old members have, or have built on, at the healing."""
     heads = [
-        sim.fragments[0].core.head.digest
+        sim.fragments[0].core.head
         for sim in act.stage.alive()
         if sim.peer not in act.newcomers and sim.peer not in act.stage.claims
     ]
     if not heads:
         return None
-    # of two that differ by one commit the older one: a favourite must be an ancestor of what wins
-    versions = {
-        sim.fragments[0].core.head.digest: sim.fragments[0].core.head.version
-        for sim in act.stage.alive()
-    }
-    return min(sorted(set(heads)), key=lambda one: (-heads.count(one), versions[one]))
+    # a head stands for all that descend from it: some have one commit more than others
+    below = {one.digest: act.stage.ledger.line(one.digest) for one in heads}
+    return min(
+        heads,
+        key=lambda one: (-sum(one.digest in below[other.digest] for other in heads), one.version),
+    ).digest
 
 
 def _kept(stage: Stage, digest: bytes) -> bool:
