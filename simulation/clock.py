@@ -6,6 +6,12 @@ import hashlib
 import heapq
 import random
 from collections.abc import Callable
+from typing import Final
+
+from dugnad.simulation.checks import Violation
+
+AT_ONCE_MAX: Final = 100_000
+"""Things that happen at one moment; a few hundred do when a large swarm starts."""
 
 
 class Clock:
@@ -29,7 +35,12 @@ class Clock:
 
     def run(self, until: float) -> None:
         """Let the virtual clock run to ``until``."""
+        at_once = 0
         while self.heap and self.heap[0][0] <= until:
-            self.now, _, what = heapq.heappop(self.heap)
+            at, _, what = heapq.heappop(self.heap)
+            at_once = at_once + 1 if at == self.now else 0
+            if at_once > AT_ONCE_MAX:
+                raise Violation(f"time stands still at {at:.3f} s: a core asks again and again")
+            self.now = at
             what()
         self.now = until

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from dugnad.averaging.contributor import Contributor, Own
+from dugnad.averaging.lineage import Lineage, Node
 from dugnad.averaging.view import View
 from dugnad.dht.ids import PeerId
 from dugnad.simulation.runner import Result, play
@@ -124,6 +125,33 @@ def test_a_swarm_that_never_passes_over_an_idle_home_is_noticed(
 ) -> None:
     monkeypatch.setattr("dugnad.averaging.home.Home._pass_over", lambda _: None)
     assert any("without a commit" in one for one in what(run("idle-home", 0)))
+
+
+@pytest.mark.slow
+def test_a_lineage_chosen_by_who_came_after_the_fork_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def all_vote(self: Lineage, node: Node, fork: Node) -> int:
+        above = [one for one in self.ancestors(node) if one.version > fork.version]
+        return sum(sum(one.weights.values()) for one in above)
+
+    monkeypatch.setattr(Lineage, "weight_since", all_vote)
+    assert any("most old members" in one for one in what(run("claims-after-a-fork", 0)))
+
+
+@pytest.mark.slow
+def test_a_lineage_chosen_by_claims_over_a_class_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Lineage, "cap", lambda *_: 1 << 62)
+    assert any("most old members" in one for one in what(run("over-claiming", 0)))
+
+
+@pytest.mark.slow
+def test_peers_that_do_not_notice_silence_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SILENCE_MIN_S", "SILENCE_MAX_S"):
+        monkeypatch.setattr(f"dugnad.dht.heartbeat.{name}", 1000.0)
+    assert any("wrong about whether" in one for one in what(run("kill-quietly", 0)))
 
 
 def test_peers_that_do_not_hear_of_heads_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

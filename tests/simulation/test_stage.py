@@ -92,6 +92,20 @@ def test_a_table_over_its_bound_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
         stage(until=30.0)
 
 
+def test_a_core_that_asks_for_the_same_moment_for_ever_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dugnad.simulation.clock.AT_ONCE_MAX", 1000)
+    world = stage()
+
+    def again() -> None:
+        world.later(0.0, again)
+
+    again()
+    with pytest.raises(Violation, match="time stands still"):
+        world.run(world.now + 1.0)
+
+
 @pytest.mark.slow
 def test_credit_that_is_not_the_fold_of_the_lineage_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
