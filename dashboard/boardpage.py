@@ -173,7 +173,7 @@ def _board(view: View, query: TableQuery, wanted: tuple[str, str]) -> Markup:
     if found is not None:
         shown = rows[max(found - ROWS_AROUND, 0) : found + ROWS_AROUND + 1]
         note = el("p", "Around the row that was looked for. ", el("a", "All rows", href=path))
-        return el("div", note, _table(view, query, shown, rows[found]))
+        return _part(note, _table(view, query, shown, rows[found]))
     query = query.with_page(len(rows))
     start = (query.page - 1) * ROWS_PER_PAGE
     lost = (
@@ -186,12 +186,16 @@ def _board(view: View, query: TableQuery, wanted: tuple[str, str]) -> Markup:
         if me
         else None
     )
-    return el(
-        "div",
+    return _part(
         lost,
         _table(view, query, rows[start : start + ROWS_PER_PAGE], None),
         pager(query, path, len(rows)),
     )
+
+
+def _part(*content: object) -> Markup:
+    """What the script fetches anew on an open page."""
+    return el("div", *content, data_part="board", data_rows=True)
 
 
 def _matches(one: Placed, words: str) -> bool:
@@ -211,7 +215,7 @@ def _table(view: View, query: TableQuery, rows: list[Placed], me: Placed | None)
         if name == "pending":
             heads.append(head("Verified", title="recomputed by another peer"))
     body = [_row(view, one, one is me) for one in rows]
-    drawn = table("Contributors, by receipts", heads, body, name="board")
+    drawn = table("Contributors, by receipts", heads, body)
     note = el(
         "p",
         "Verified is empty: this version cannot recompute another peer's work, so "

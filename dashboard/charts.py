@@ -228,7 +228,8 @@ def _x_ticks(plot: Plot, x: Scale, size: Size) -> Ticks:
     about = size.width // 90
     if plot.axis == "time":
         return time_ticks(x.low, x.high, about)
-    return number_ticks(x.low, x.high, about)
+    ticks = number_ticks(x.low, x.high, about)
+    return ticks if len(ticks) > 1 else number_ticks(x.low, x.high, 2 * about)
 
 
 def _grid(ticks_x: Ticks, ticks_y: Ticks, scales: tuple[Scale, Scale], frame: _Frame) -> Markup:

@@ -111,7 +111,7 @@ def _join(link: str) -> Markup | None:
     return el(
         "div",
         el("p", "Lend a machine to it, with dugnad installed, in one line:"),
-        el("pre", el("code", f"dugnad join {safe}", id="join"), cls="join", tabindex="0"),
+        el("pre", el("code", f"dugnad join {safe}", id="join"), cls="join"),
         el("button", "Copy", type="button", data_copy="join", hidden=True),
     )
 
@@ -183,7 +183,12 @@ def eta(view: View, speed: float | None, budget: int) -> str:
         return "ended"
     if not speed:
         return "time to go unknown"
-    return f"about {span(left / speed)} to go"
+    return f"about {_unbroken(span(left / speed))} to go"
+
+
+def _unbroken(text: str) -> str:
+    """`text` with its number and unit on one line."""
+    return text.replace(" ", "\u00a0")
 
 
 def _windows(view: View) -> str:
@@ -192,7 +197,8 @@ def _windows(view: View) -> str:
         return "now"
     ages = [view.now_ms - row.last_ms for row in board.rows]
     day, week, month = (sum(1 for age in ages if age <= n * DAY_MS) for n in (1, 7, 30))
-    return f"contributed in 24 h: {exact(day)}, 7 d: {exact(week)}, 30 d: {exact(month)}"
+    parts = (f"24 h: {exact(day)}", f"7 d: {exact(week)}", f"30 d: {exact(month)}")
+    return "contributed in " + ", ".join(map(_unbroken, parts))
 
 
 def _merge_tile(view: View) -> Markup:

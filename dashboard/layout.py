@@ -76,7 +76,14 @@ def _stale(view: View) -> Markup:
     fresh = not state.as_of_ms or age_s <= STALE_AFTER_S or state.ended is not None
     words = None if fresh else ["Nothing new since ", when(state.as_of_ms, view.now_ms), "."]
     return el(
-        "p", words, id="stale", cls="banner", role="status", hidden=fresh, data_after=STALE_AFTER_S
+        "p",
+        words,
+        id="stale",
+        cls="banner",
+        role="status",
+        hidden=fresh,
+        data_after=STALE_AFTER_S,
+        data_age=max(round(age_s), 0) if state.as_of_ms else 0,
     )
 
 
@@ -131,7 +138,9 @@ def _footer(view: View) -> Markup:
     who = ""
     if state.serving is not None:
         who = f"Served by {state.serving.name} ({fingerprint(state.serving.peer)})"
-    as_of = when(state.as_of_ms, view.now_ms) if state.as_of_ms else "nothing received yet"
+    as_of: Markup | str = "nothing received yet"
+    if state.as_of_ms:
+        as_of = when(state.as_of_ms, view.now_ms, key="as-of")
     return el(
         "footer",
         el("p", who, " · " if who else None, "as of ", as_of, ". Times are UTC."),
@@ -147,11 +156,12 @@ def _footer(view: View) -> Markup:
     )
 
 
-def when(at_ms: int, now_ms: int) -> Markup:
-    """A time as an age, with the exact moment in its attribute and tooltip."""
+def when(at_ms: int, now_ms: int, key: str = "") -> Markup:
+    """A time as an age, with the exact moment in its attribute and tooltip; `key` is its id."""
     if not at_ms:
         return el("span", "unknown", cls="dim")
-    return el("time", ago(at_ms, now_ms), datetime=iso(at_ms), title=clock_text(at_ms))
+    moment, words = iso(at_ms), ago(at_ms, now_ms)
+    return el("time", words, datetime=moment, title=clock_text(at_ms), id=key or None)
 
 
 def peer_link(view: View, peer: str, name: str, *, key: bool = True) -> Markup:
@@ -223,7 +233,6 @@ def pager(query: TableQuery, path: str, rows: int) -> Markup:
         after if query.page < pages else None,
         cls="pager",
         aria_label="Pages of the table",
-        data_part="pager",
     )
 
 

@@ -89,8 +89,13 @@ def peers_page(view: View, query: TableQuery) -> str:
         el("h1", "Peers"),
         el("p", total, " What they say about themselves is their own claim."),
         filter_form(query, path, "Find", el("label", "Show ", el("select", options, name="show"))),
-        table("Peers of this run", heads, body, name="peers") if body else _nobody(query),
-        pager(query, path, len(rows)),
+        el(
+            "div",
+            table("Peers of this run", heads, body) if body else _nobody(query),
+            pager(query, path, len(rows)),
+            data_part="peers",
+            data_rows=True,
+        ),
     )
 
 

@@ -56,7 +56,7 @@ let skew = 0;
 const now = () => Date.now() - skew;
 
 function tick() {
-  for (const time of document.querySelectorAll("main time[datetime], #stale time[datetime]")) {
+  for (const time of document.querySelectorAll("time[datetime]")) {
     if (time.textContent.endsWith(" ago")) {
       time.textContent = `${span((now() - Date.parse(time.dateTime)) / 1000)} ago`;
     }
@@ -82,31 +82,52 @@ function set(name, text) {
 const stale = byId("stale");
 const STALE_MS = 1000 * Number(stale?.dataset.after ?? 60);
 const REFRESH_MS = 15000; // whole parts; single numbers come at once
-let heard = Date.now();
+const RETRY_MS = 15000; // where the browser gives up: a proxy said that the server is not there
+let heard = 0;
 let connected = true;
+let place = body.dataset.place ?? ""; // of what is shown, in the news
 let due = 0;
 
+// How old the news on a page was when the server made it, and by how much our clocks differ.
+function freshness(page) {
+  const age = 1000 * Number(page.querySelector("#stale")?.dataset.age ?? 0);
+  const moment = page.querySelector("#as-of")?.dateTime;
+  heard = Math.max(heard, Date.now() - age);
+  if (!moment) return;
+  skew = Date.now() - Date.parse(moment) - age;
+  byId("as-of")?.setAttribute("datetime", moment);
+}
+freshness(document);
+
+// The words change when the state does, not each second: a screen reader speaks them.
 function showStale() {
   if (!stale || !source) return;
-  const quiet = Date.now() - heard;
-  const late = !connected || quiet > STALE_MS;
-  const words = connected ? "Nothing new for" : "Connection lost, data stands still since";
-  if (late) stale.textContent = `${words} ${span(quiet / 1000)}. Trying again by itself.`;
+  const late = !connected || Date.now() - heard > STALE_MS;
+  const since = `${new Date(heard - skew).toISOString().slice(11, 19)} UTC`;
+  const words = connected ? `Nothing new: stale since ${since}.`
+    : `Connection lost: stale since ${since}. Trying again by itself.`;
+  if (late && stale.textContent !== words) stale.textContent = words;
   stale.hidden = !late;
 }
 
 function told(event) {
   heard = Date.now();
   connected = true;
+  place = event.lastEventId || place;
+  showStale();
   if (!event.data) return;
   const news = JSON.parse(event.data);
-  if (news.at_ms) skew = Date.now() - news.at_ms;
+  if (news.at_ms) {
+    skew = Date.now() - news.at_ms;
+    const time = byId("as-of");
+    if (time) time.dateTime = new Date(news.at_ms).toISOString();
+  }
   if (news.type === "throughput") set("speed", `${amount(news.tokens_per_s)}/s`);
   if (news.type === "held_out_loss") set("held", news.loss.toFixed(3));
   if (news.type === "head") set("tokens", amount(news.tokens_total));
   if (news.type === "merge_due") {
-    for (const place of document.querySelectorAll("[data-due]")) {
-      if (Number(place.dataset.due) <= now()) place.dataset.due = news.due_ms;
+    for (const tile of document.querySelectorAll("[data-due]")) {
+      if (Number(tile.dataset.due) <= now()) tile.dataset.due = news.due_ms;
     }
   }
   const soon = ["peer_seen", "peer_gone", "happened", "units_moved", "ended"].includes(news.type);
@@ -126,6 +147,7 @@ async function refresh() {
     if (!answer.ok) return;
     page = new DOMParser().parseFromString(await answer.text(), "text/html");
   } catch { connected = false; return; }
+  freshness(page);
   for (const part of document.querySelectorAll("[data-part]")) {
     const fresh = page.querySelector(`[data-part="${part.dataset.part}"]`);
     if (fresh && !part.contains(document.activeElement)) part.replaceWith(fresh);
@@ -147,12 +169,24 @@ async function refresh() {
 }
 
 let source = null;
-if (body.dataset.base !== undefined && document.querySelector("[data-part], figure[data-chart]")) {
-  source = new EventSource(`${base}/api/v1/events?after=${encodeURIComponent(body.dataset.place ?? "")}`);
+
+function listen() {
+  source = new EventSource(`${base}/api/v1/events?after=${encodeURIComponent(place)}`);
   source.onmessage = told;
-  source.onopen = () => { connected = true; heard = Date.now(); };
-  source.addEventListener("reset", () => { heard = Date.now(); schedule(2000); });
-  source.onerror = () => { connected = false; showStale(); };
+  source.onopen = () => { connected = true; showStale(); };
+  source.addEventListener("reset", (event) => {
+    place = event.lastEventId;
+    schedule(2000);
+  });
+  source.onerror = () => {
+    connected = false;
+    showStale();
+    if (source.readyState === EventSource.CLOSED) setTimeout(listen, RETRY_MS);
+  };
+}
+
+if (body.dataset.base !== undefined && document.querySelector("[data-part], figure[data-chart]")) {
+  listen();
   addEventListener("pagehide", () => source.close());
   addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
 }
@@ -217,7 +251,7 @@ function read(figure, share, aloud = true) {
   const place = svg.dataset.axis === "time"
     ? `${new Date(where).toISOString().replace("T", " ").slice(0, 19)} UTC`
     : `${amount(where)} tokens`;
-  if (aloud) figure.querySelector(".readout").textContent = `${place}: ${words.join(", ")} ${svg.dataset.unit}`;
+  if (aloud) say(figure, `${place}: ${words.join(", ")} ${svg.dataset.unit}`);
 }
 
 function add(svg, name, attributes) {
@@ -226,10 +260,17 @@ function add(svg, name, attributes) {
   svg.append(made);
 }
 
+const KEYS = "Arrow keys read values, Home and End jump, Escape ends.";
+
+function say(figure, words) {
+  const readout = figure.querySelector(".readout");
+  if (readout) readout.textContent = words;
+}
+
 function unread(figure) {
   delete figure.dataset.at;
   figure.querySelectorAll(".cursor, .cursor-dot").forEach((old) => old.remove());
-  figure.querySelector(".readout").textContent = "";
+  say(figure, "");
 }
 
 for (const figure of document.querySelectorAll("figure[data-chart]")) {
@@ -242,6 +283,10 @@ for (const figure of document.querySelectorAll("figure[data-chart]")) {
     read(figure, Math.min(Math.max((x - left) / (right - left), 0), 1));
   });
   figure.addEventListener("pointerleave", () => unread(figure));
+  figure.addEventListener("focus", () => {
+    if (figure.matches(":focus-visible") && figure.querySelector("path[data-label]")) say(figure, KEYS);
+  });
+  figure.addEventListener("blur", () => unread(figure));
   figure.addEventListener("keydown", (event) => {
     if (event.target !== figure) return;
     const moves = { ArrowLeft: -0.01, ArrowRight: 0.01, PageUp: 0.1, PageDown: -0.1 };
@@ -282,18 +327,36 @@ function markChoices() {
 
 // ---- tables, copying ---------------------------------------------------------------------------
 
-// Typing narrows the rows that are here; Enter asks the server for all of them.
+// Typing narrows the rows that are here at once; after a pause the server is asked for all of them.
 const field = document.querySelector("[data-filter]");
+const TYPED_MS = 400;
+let typing = 0;
 
 function filterRows() {
   const typed = field && field.value !== field.defaultValue ? field.value : ""; // else the server did
   const words = typed.toLowerCase().split(/\s+/).filter(Boolean);
-  for (const row of document.querySelectorAll("main > .scroll tbody tr, main [data-part=board] tbody tr")) {
+  for (const row of document.querySelectorAll("[data-rows] tbody tr")) {
     const text = field ? `${row.textContent} ${row.querySelector("[title]")?.title}`.toLowerCase() : "";
     row.hidden = !words.every((word) => text.includes(word));
   }
 }
-field?.addEventListener("input", filterRows);
+
+async function askFiltered() {
+  const asked = field.value, url = new URL(location.href);
+  if (asked) url.searchParams.set("q", asked);
+  else url.searchParams.delete("q");
+  url.searchParams.delete("page");
+  history.replaceState(null, "", url);
+  await refresh();
+  field.defaultValue = asked;
+  filterRows();
+}
+
+field?.addEventListener("input", () => {
+  filterRows();
+  clearTimeout(typing);
+  typing = setTimeout(askFiltered, TYPED_MS);
+});
 
 // Sorting a table is a link; with the script it is fetched without leaving the page.
 document.addEventListener("click", async (event) => {
@@ -301,6 +364,10 @@ document.addEventListener("click", async (event) => {
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
   const name = link.textContent.replace(/[ ▲▼]+$/, "");
+  const asked = new URL(link.href).searchParams;
+  for (const hidden of document.querySelectorAll(".filter input[type=hidden]")) {
+    hidden.value = asked.get(hidden.name) ?? hidden.value; // so that a search keeps this order
+  }
   link.blur();
   history.replaceState(null, "", link.href);
   await refresh();

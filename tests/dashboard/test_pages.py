@@ -157,7 +157,7 @@ def test_a_link_is_quoted_for_the_shell() -> None:
 
 def test_the_time_to_go_is_words_and_never_negative() -> None:
     known = view()
-    assert eta(known, 100.0, 2_000_000) == "about 3 h 53 min to go"
+    assert eta(known, 100.0, 2_000_000) == "about 3\u00a0h\u00a053\u00a0min to go"
     assert eta(known, None, 2_000_000) == "time to go unknown"
     assert eta(known, 0.0, 2_000_000) == "time to go unknown"
     assert eta(known, 100.0, 5) == "target reached"
