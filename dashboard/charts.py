@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from dugnad.dashboard.axes import Scale, Ticks, fitted, log_ticks, number_ticks, time_ticks
 from dugnad.dashboard.markup import Markup, el, join
-from dugnad.dashboard.text import amount
+from dugnad.dashboard.text import amount, moment
 
 POINTS_MAX: Final = 400
 """Points of a line: one for two pixels of the widest drawing; more only make pages heavier."""
@@ -185,7 +185,7 @@ def plot_svg(plot: Plot, size: Size = WIDE, *, style: str = "") -> Markup:
         [_curve(curve, (x, y), frame, plot.log) for curve in plot.curves],
         _marks(plot, x, frame),
         _legend(plot),
-        _nothing(plot, frame),
+        None if any(c.points for c in plot.curves) else _nothing(frame, "nothing measured yet"),
     )
     facts = {
         "x0": x.low,
@@ -226,6 +226,9 @@ def _scales(plot: Plot, frame: _Frame) -> tuple[Scale, Scale]:
 
 def _x_ticks(plot: Plot, x: Scale, size: Size) -> Ticks:
     about = size.width // 90
+    if len({v for curve in plot.curves for v, _ in curve.points}) == 1:
+        clock = f"{moment(int(x.low)):%H:%M:%S}"
+        return [(x.low, clock if plot.axis == "time" else amount(x.low))]
     if plot.axis == "time":
         return time_ticks(x.low, x.high, about)
     ticks = number_ticks(x.low, x.high, about)
@@ -344,11 +347,9 @@ def _legend(plot: Plot) -> Markup:
     return join(parts)
 
 
-def _nothing(plot: Plot, frame: _Frame) -> Markup:
-    if any(curve.points for curve in plot.curves):
-        return Markup("")
+def _nothing(frame: _Frame, words: str) -> Markup:
     x, y = (frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2
-    return el("text", "nothing measured yet", cls="none", x=_n(x), y=_n(y), text_anchor="middle")
+    return el("text", words, cls="none", x=_n(x), y=_n(y), text_anchor="middle")
 
 
 def bars_svg(bars: Bars, size: Size = WIDE, *, style: str = "") -> Markup:
@@ -361,9 +362,10 @@ def bars_svg(bars: Bars, size: Size = WIDE, *, style: str = "") -> Markup:
     every = max(1, math.ceil(len(ticks) / (size.width // 76)))
     body = join(
         hatches(f"{bars.name}-{size.name}", len(bars.parts)),
-        _grid(ticks[::every], number_ticks(y.low, y.high, 4), (x, y), frame),
+        _grid(ticks[::every], number_ticks(y.low, y.high, 4) if bars.labels else [], (x, y), frame),
         el("text", bars.y_label, cls="unit", x=4, y=_n(frame.top - 8)),
         [_stack(bars, n, (x, y), size) for n in range(len(bars.labels))],
+        None if bars.labels else _nothing(frame, "nothing merged yet"),
     )
     return _svg(bars.name, (bars.title, bars.description), size, body, style=style, data={})
 

@@ -14,6 +14,7 @@ from dugnad.averaging import events as averaging
 from dugnad.averaging import formats as fm
 from dugnad.averaging.lineage import Node
 from dugnad.dashboard import events as ev
+from dugnad.dashboard.text import bytes_text
 from dugnad.dht.advert import Advert
 from dugnad.dht.ids import PeerId, RunId, name_of, peer_text, run_text
 from dugnad.dht.roster_table import State
@@ -28,6 +29,8 @@ DEVICES_SHOWN: Final = 2
 UNREACHED_S: Final = 30.0
 """A peer that was named and not reached for so long is shown, with the reason."""
 
+_STREAM_ENDED: Final = "stream ended: "
+"""How the roster begins when it says how a stream ended, which is of no use to a reader."""
 _ADDRESS: Final = re.compile(
     r"/(?:ip[46]|dns[46a-z]*)/\S+|\[?[0-9a-fA-F]*:[0-9a-fA-F]*:[0-9a-fA-F:.]*\]?(?::\d+)?"
     r"|\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?"
@@ -54,6 +57,13 @@ def without_addresses(text: str) -> str:
     The one exception is the link to join, which is made of addresses.
     """
     return _ADDRESS.sub("(address)", text)
+
+
+def why_gone(reason: str) -> str:
+    """Why a peer is not here any more, in plain words and without addresses."""
+    if reason.startswith(_STREAM_ENDED):
+        return "its connection ended"
+    return without_addresses(reason)
 
 
 def own_state(daemon: Daemon) -> tuple[str, str]:
@@ -92,7 +102,7 @@ def run_described(manifest: Manifest, run: RunId, link: str, wall_ms: int) -> ev
         ),
         data=(
             ("Data", data.kind),
-            ("Data size", f"{data.index.size} bytes"),
+            ("Data size", bytes_text(data.index.size)),
             ("Trained on", f"{data.held_out_start} sequences of {data.context} bytes"),
             ("Held out", f"{data.sequences - data.held_out_start} sequences"),
             ("Data root", data.root.hex()),
@@ -140,7 +150,7 @@ def peer_row(daemon: Daemon, peer: PeerId, listed: dict[str, int], at: Moment) -
         link=link,
         codec=daemon.manifest.exchange.hand_in_codec,
         state=state,
-        reason=without_addresses(reason),
+        reason=why_gone(reason),
         since_ms=at.wall_of(since),
         last_seen_ms=at.wall_of(seen) if seen else 0,
         listed_tokens=listed.get(text, 0),

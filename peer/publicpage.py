@@ -33,6 +33,7 @@ from dugnad.peer.pageviews import (
     peer_rows,
     run_described,
     standing_head,
+    why_gone,
     without_addresses,
 )
 from dugnad.peer.store import StoreError
@@ -206,7 +207,7 @@ class PublicPage:
                 at_ms=now,
                 peer=text,
                 how="left" if kind == "left" else "lost",
-                reason=without_addresses(reason),
+                reason=why_gone(reason),
             )
         )
         if taken:

@@ -82,6 +82,7 @@ function set(name, text) {
 const stale = byId("stale");
 const STALE_MS = 1000 * Number(stale?.dataset.after ?? 60);
 const REFRESH_MS = 15000; // whole parts; single numbers come at once
+const SOON_MS = 1000; // somebody came or went
 const RETRY_MS = 15000; // where the browser gives up: a proxy said that the server is not there
 let heard = 0;
 let connected = true;
@@ -131,7 +132,7 @@ function told(event) {
     }
   }
   const soon = ["peer_seen", "peer_gone", "happened", "units_moved", "ended"].includes(news.type);
-  schedule(soon ? 2000 : REFRESH_MS);
+  schedule(soon ? SOON_MS : REFRESH_MS);
 }
 
 function schedule(wait) {
@@ -154,18 +155,26 @@ async function refresh() {
   }
   for (const figure of document.querySelectorAll("figure[data-chart]")) {
     const fresh = page.querySelector(`figure[data-chart="${figure.dataset.chart}"]`);
-    const drawings = fresh?.querySelectorAll("svg.chart") ?? [];
-    figure.querySelectorAll("svg.chart").forEach((old, n) => drawings[n] && old.replaceWith(drawings[n]));
-    const numbers = fresh?.querySelector("details");
-    const old = figure.querySelector("details");
-    if (numbers && old && !old.open) old.replaceWith(numbers);
-    if (figure.dataset.at) read(figure, Number(figure.dataset.at), false);
+    if (fresh) redraw(figure, fresh);
   }
   const log = document.querySelector("[data-part=log] li");
   const live = page.querySelector('[data-live="live"]')?.textContent;
   if (live) set("live", live);
   if (log && !calm.matches) log.classList.add("fresh");
   filterRows();
+}
+
+// Take over a drawing, its key and its numbers; what somebody is using stays as it is.
+function redraw(figure, fresh) {
+  const used = document.activeElement !== figure && figure.contains(document.activeElement);
+  if (used || figure.querySelector("details")?.open) {
+    const drawings = fresh.querySelectorAll("svg.chart");
+    figure.querySelectorAll("svg.chart").forEach((old, n) => drawings[n] && old.replaceWith(drawings[n]));
+  } else {
+    const kept = (one) => (one.matches(".readout, .choices") && figure.querySelector(`.${one.className}`)) || one;
+    figure.replaceChildren(...[...fresh.children].map(kept));
+  }
+  if (figure.dataset.at) read(figure, Number(figure.dataset.at), false);
 }
 
 let source = null;
@@ -176,7 +185,7 @@ function listen() {
   source.onopen = () => { connected = true; showStale(); };
   source.addEventListener("reset", (event) => {
     place = event.lastEventId;
-    schedule(2000);
+    schedule(2 * SOON_MS);
   });
   source.onerror = () => {
     connected = false;
