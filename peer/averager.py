@@ -8,7 +8,8 @@ threads, signatures and files too; every result goes back into the core as an ev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -91,6 +92,31 @@ class Averager:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @contextlib.asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """While inside, no fragment moves progress: what was begun is done, the rest waits.
+
+        Only between ``start`` and ``close``; inside, nothing may wait for a learner lane.
+        """
+        loop, go_on = asyncio.get_running_loop(), asyncio.Event()
+        there = [loop.create_future() for _ in self.fragments]
+
+        def stop(arrived: asyncio.Future[None]) -> Callable[[], Awaitable[None]]:
+            async def job() -> None:
+                if not arrived.done():
+                    arrived.set_result(None)
+                await go_on.wait()
+
+            return job
+
+        for shell, arrived in zip(self.fragments, there, strict=True):
+            self._queue(shell.learner_lane, stop(arrived))
+        try:
+            await asyncio.gather(*there)
+            yield
+        finally:
+            go_on.set()
 
     def _own(self, work: Awaitable[None], name: str) -> None:
         task = asyncio.ensure_future(work)
@@ -270,6 +296,7 @@ class Averager:
             return
         signed = fm.sign_record(made, ports.run, ports.signer)
         shell.worker.signed_own(signed)
+        await ports.on_made(p)
         self.feed(p, ev.HandedIn(action.seq, signed, progress.pieces))
 
     async def _settle(self, p: int, seq: int, share: float) -> None:

@@ -82,6 +82,9 @@ class Settings:
     """Disk that the data folder may take; 0 is no limit."""
     keep_free_gb: float = 0.0
     """Disk that stays free; 0 is a tenth of it, at most 10 GB."""
+    context_s: float = 60.0
+    """Seconds between two captures of the training context, or more where they cost much; 0 keeps
+    none."""
     upload_mbit: float = 10.0
     """Upload of bulk data, megabits a second; 0 is no limit."""
     download_mbit: float = 20.0

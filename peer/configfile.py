@@ -28,6 +28,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "memory_mb": "megabytes of memory in all; 0 is a quarter of the machine's, at most 4 GiB",
         "disk_gb": "gigabytes that the data folder may take; 0 is no limit",
         "keep_free_gb": "gigabytes of the disk that stay free; 0 is a tenth of it, at most 10",
+        "context_s": "seconds between two captures of the training state; 0 keeps none",
     },
     "Network": {
         "upload_mbit": "megabits a second at most; 0 is no limit",

@@ -26,7 +26,6 @@ import dugnad.peer.clock as clock
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
 from dugnad.averaging.outer import conformance
-from dugnad.averaging.tree import Vector
 from dugnad.dht.advert import Advert, Device
 from dugnad.dht.identity import FolderLock, FolderLocked, Identity, IdentityError
 from dugnad.dht.ids import PeerId, RunId
@@ -47,6 +46,7 @@ from dugnad.peer.assembly import (
 from dugnad.peer.averager import Averager
 from dugnad.peer.bringup import bring_up_learner
 from dugnad.peer.config import Settings
+from dugnad.peer.contextkeeper import ContextKeeper
 from dugnad.peer.control import ControlServer
 from dugnad.peer.corpus import ShardStore
 from dugnad.peer.departure import leave, request_leave
@@ -73,7 +73,7 @@ from dugnad.peer.store import StoreError
 from dugnad.peer.storethread import StoreThread
 from dugnad.peer.swarm import Swarm, SwarmHooks
 from dugnad.peer.trainer import LearnerPlan
-from dugnad.peer.training import Training, TrainingHooks, flat
+from dugnad.peer.training import Training, TrainingHooks
 from dugnad.peer.transfer import ContributionServer, PullServer
 from dugnad.peer.vitals import Vitals
 
@@ -248,7 +248,8 @@ class Daemon:
             on_note=self.note,
             on_failed=lambda why: self.steward.fail(why),
             swarm_tokens=lambda: self.vitals.swarm_tokens,
-            references=self._references,
+            still=lambda: self.averager.still(),
+            find=lambda: self.keeper.find(),
         )
         self.training = Training(
             self._learner_plan(), self.units, log, clock.now, hooks, eligible=who.can_home
@@ -263,8 +264,11 @@ class Daemon:
             on_adopt=self.happenings.adopted,
             on_note=self.happenings.core_note,
             on_fault=self._exchange_failed,
+            on_made=lambda p: self.keeper.handed_in(p),
         )
         self.averager = Averager(ports, cores)
+        self.keeper = ContextKeeper(self)
+        await self.keeper.restore()
         self.orders.load()
         self.vitals = Vitals(self)
         self.report = Report(self)
@@ -311,6 +315,7 @@ class Daemon:
             self.own(self.steward.run(), "steward")
             self.own(bring_up_learner(self), "bring up the learner")
             self.own(self.vitals.run(), "vitals")
+            self.own(self.keeper.run(), "keep the context")
             await self.leaving.wait()
             if not self.forced:
                 await leave(self)
@@ -413,9 +418,6 @@ class Daemon:
 
     def _learner_ready(self, ready: bool) -> None:
         self.averager.feed_all(ev.LearnerState(ready))
-
-    def _references(self) -> Vector:
-        return flat([shell.worker.buffers.ref for shell in self.averager.fragments])
 
     # -- what happens --------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,6 +83,10 @@ class RecordPort(Protocol):
         ...
 
 
+async def _nothing(fragment: int) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Everything around the averager."""
@@ -97,3 +101,5 @@ class Ports:
     on_note: Callable[[int, ev.Note], None]
     on_fault: Callable[[BaseException], None]
     """A job ended with an error that nobody expected: the exchange cannot go on."""
+    on_made: Callable[[int], Awaitable[None]] = _nothing
+    """A fragment's contribution is made and not sent yet; it is sent when this returns."""

@@ -21,9 +21,10 @@ LAYERS_MAX: Final = 1024
 """Bound of a foreign manifest; the deepest published models have about 130 layers."""
 CONTEXT_MAX: Final = 1 << 20
 """Bound of a foreign manifest; attention over more is not a volunteer's work."""
-BYTES_PER_PARAMETER: Final = 50
-"""Parameters 4, gradient 4, Adam 8, anchors in the learner 4, three shared regions 12, and in the
-daemon reference, residual, anchor and momentum 16: 48, and a little for what is in flight."""
+BYTES_PER_PARAMETER: Final = 62
+"""Parameters 4, gradient 4, Adam 8, anchors in the learner 4, three shared regions 12 and the
+captured state 12, and in the daemon reference, residual, anchor and momentum 16: 60, and a little
+for what is in flight."""
 FLOAT_BYTES: Final = 4
 NORM_EPSILON: Final = 1e-5
 """Added to the mean square in each RMSNorm, as in the published Llama models from 2 on."""

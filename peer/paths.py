@@ -51,6 +51,11 @@ class RunFolder:
         return self.root / "anchors"
 
     @property
+    def context(self) -> Path:
+        """The learner's whole state, and what the exchange has under way."""
+        return self.root / "context"
+
+    @property
     def shards(self) -> Path:
         """Training data, files named by their hash."""
         return self.root / "shards"
@@ -67,7 +72,7 @@ class RunFolder:
 
     def create(self) -> None:
         """Makes the folders, private to their owner. UserError when the disk refuses."""
-        for folder in (self.root.parent, self.root, self.anchors, self.shards):
+        for folder in (self.root.parent, self.root, self.anchors, self.context, self.shards):
             make_private_folder(folder)
 
 

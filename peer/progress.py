@@ -7,7 +7,7 @@ one log. Work of a contribution that comes back (rule 8) goes with the next one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -105,14 +105,31 @@ class ProgressLog:
             steps, pieces = self.waiting[fragment]
             self.waiting[fragment] = (steps + one.steps, (*pieces, *one.pieces))
 
-    def abandon(self) -> tuple[UnitPiece, ...]:
-        """The learner died: what no fragment has handed in is gone, and is to be trained again."""
-        newest = max(self.place)
+    def abandon(self, step: int = 0, counts: Sequence[bool] = ()) -> tuple[UnitPiece, ...]:
+        """The learner died: what no fragment has handed in is gone, and is to be trained again.
+
+        A new one goes on from its state after ``step``: what was trained until then stays, for the
+        fragments that ``counts`` names, to be handed in.
+        """
+        stays = [p for p, one in enumerate(counts) if one]
+        newest = max([*self.place, step] if stays else self.place)
         lost = coalesced([p for one in self.steps if one.step > newest for p in one.pieces])
         last = self.steps[-1].step if self.steps else 0
-        self.place = [max(place, last) for place in self.place]
-        self.steps.clear()
+        for p, place in enumerate(self.place):
+            if p not in stays:
+                self.place[p] = max(place, last)
+        self.steps = deque(one for one in self.steps if stays and one.step <= step)
         return lost
+
+    def take_up(
+        self, steps: Iterable[DoneStep], places: Sequence[int], counts: Sequence[bool], step: int
+    ) -> tuple[UnitPiece, ...]:
+        """Another daemon's learner goes on from its state after ``step``: what of its work is in
+        the parameters and not handed in. Before anything is trained."""
+        self.place = [place if one else step for place, one in zip(places, counts, strict=True)]
+        oldest = min(self.place)
+        self.steps = deque(one for one in steps if oldest < one.step <= step)
+        return coalesced([piece for one in self.steps for piece in one.pieces])
 
 
 def coalesced(pieces: Iterable[UnitPiece]) -> tuple[UnitPiece, ...]:

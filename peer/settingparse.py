@@ -61,6 +61,14 @@ def as_rate(raw: object) -> float:
     return rate
 
 
+def as_pause(raw: object) -> float:
+    """Seconds between two things that cost something, 0 for never."""
+    seconds: float = as_number(raw, float, 0.0, 1e6)
+    if 0.0 < seconds < 1.0:
+        raise ValueError(f"{raw} is too often; 1 is the least")
+    return seconds
+
+
 def as_words(raw: object) -> tuple[str, ...]:
     """A list of names, or a text with commas."""
     rows = raw.split(",") if isinstance(raw, str) else raw
@@ -132,6 +140,7 @@ LIMIT_PARSERS: Final[Mapping[str, tuple[Parser, str]]] = {
     "memory_mb": (lambda raw: as_number(raw, float, 0.0, 1e9), "megabytes, or 0 for a quarter"),
     "disk_gb": (lambda raw: as_number(raw, float, 0.0, 1e6), "gigabytes, or 0 for no limit"),
     "keep_free_gb": (lambda raw: as_number(raw, float, 0.0, 1e6), "gigabytes, or 0 for a tenth"),
+    "context_s": (as_pause, "seconds such as 60, or 0 to keep no training context"),
     "upload_mbit": (as_rate, "megabits a second, or 0 for no limit"),
     "download_mbit": (as_rate, "megabits a second, or 0 for no limit"),
     "quota_gb": (lambda raw: as_number(raw, float, 0.0, 1e6), "gigabytes in 30 days, or 0"),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,11 +19,14 @@ from dugnad.averaging.formats import UnitPiece
 from dugnad.averaging.speed import speed_class
 from dugnad.averaging.tree import Vector
 from dugnad.averaging.worker import Progress
+from dugnad.peer.context import Beginning, Context, Found, begin
 from dugnad.peer.exchangeports import LearnerAway
 from dugnad.peer.learner.process import Exited, LearnerEvent, LearnerGone
-from dugnad.peer.learner.protocol import Failed, Idle, Ready, Step, Work
-from dugnad.peer.progress import ProgressLog
-from dugnad.peer.trainer import LearnerPlan, Trainer
+from dugnad.peer.learner.protocol import Captured, Failed, Idle, Ready, Step, Work
+from dugnad.peer.progress import ProgressLog, coalesced
+from dugnad.peer.revival import Again, GivenUp, Revival
+from dugnad.peer.store import StoreError
+from dugnad.peer.trainer import Continuation, LearnerPlan, Trainer
 from dugnad.peer.units import (
     Abandoned,
     Claim,
@@ -40,10 +44,6 @@ RATE_WINDOW_S: Final = 5.0
 """Speed is measured over this long; shorter windows follow every hiccup."""
 RATE_SHARE: Final = 0.3
 """Weight of the newest window in the moving average."""
-FAILURES_MAX: Final = 5
-"""Deaths in a row after which the learner stays down and the reason is shown."""
-RESTART_PAUSE_S: Final = 1.0
-"""Between attempts to start it again, times the failures so far: memory may be back by then."""
 LOSS_SHARE: Final = 0.05
 """Weight of the newest step in the shown training loss."""
 IDLE_RETRY_S: Final = 1.0
@@ -59,9 +59,11 @@ class TrainingHooks:
     on_note: Callable[[str, str], None]
     swarm_tokens: Callable[[], int]
     on_failed: Callable[[str], None]
-    """The learner died FAILURES_MAX times in a row and stays down."""
-    references: Callable[[], Vector]
-    """The flat parameters from which a new learner starts: every fragment's reference."""
+    """The learner died too often in a row and stays down."""
+    still: Callable[[], AbstractAsyncContextManager[None]]
+    """While inside, no fragment moves progress."""
+    find: Callable[[], Awaitable[Found]]
+    """While nothing moves: what a new learner begins with."""
 
 
 class Training:
@@ -88,7 +90,7 @@ class Training:
         self.held = False
         self.stopping = False
         self.fault = ""
-        self.failures = 0
+        self.revival = Revival()
         self.steps = 0
         self.tokens = 0
         self.tokens_per_s = 0.0
@@ -98,18 +100,18 @@ class Training:
         self._window: tuple[float, int] = (clock(), 0)
         self._pending: dict[int, Vector] = {}
         self._starting = False
+        self._begun = False
+        self._before: Sequence[UnitPiece] = ()
         self._task: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
 
     # -- life ----------------------------------------------------------------------------------
 
     async def start(self) -> Ready:
-        """Start the learner from the references. Raises LearnerGone or OSError when it cannot."""
-        self._starting = True
-        self._pending.clear()
-        theta = self.hooks.references()
+        """Start the learner from its context, or from the references. Raises LearnerGone or OSError
+        when it cannot."""
         try:
-            ready = await self.trainer.start(theta)
+            ready = await self.trainer.start(*await self._begin())
             while self._pending:
                 fragment, delta = self._pending.popitem()
                 await self.trainer.add_in(fragment, delta)
@@ -149,21 +151,21 @@ class Training:
         self._top_up()
 
     async def unload(self) -> None:
-        """End the learner and give its memory back, until `revive`. What was not handed in is
-        lost."""
+        """End the learner and give its memory back, until `revive`. What was not captured and not
+        handed in is lost."""
         if self.ready is None:
             return
         self.ready = None
         self.hooks.on_ready(False)
-        lost = (*self.units.outstanding(), *self.log.abandon())
-        self.units.handle(Abandoned(lost), self.clock())
         await self.trainer.stop()
 
     def revive(self) -> None:
         """Forget the deaths, and start a learner that stays down again."""
-        self.failures, self.fault = 0, ""
+        self.revival.forgive()
+        self.fault = ""
         if self.ready is None and not self._starting and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._restart(), name="revive")
+            restart = self._restart(Again(0.0, self.trainer.plan.micro_batch))
+            self._task = asyncio.get_running_loop().create_task(restart, name="revive")
 
     def shrink(self) -> int:
         """Use half as many sequences at a time, to need less memory; the number, 0: no fewer
@@ -186,6 +188,47 @@ class Training:
         await self.trainer.stop()
         self.trainer.close()
 
+    def trained_before(self, pieces: Sequence[UnitPiece]) -> None:
+        """Before the start: these pieces are in contributions of an earlier daemon's learner."""
+        self._before = pieces
+
+    async def _begin(self) -> tuple[Vector, Continuation | None]:
+        """Parameters and state to start with; what is not in them is given up to be redone."""
+        async with self.hooks.still():
+            self._starting = True
+            self._pending.clear()
+            found = await self.hooks.find()
+            table = self.trainer.plan.table
+            if found.context is None:
+                beginning = Beginning(flat(list(found.refs)), ())
+            else:
+                beginning = await asyncio.to_thread(
+                    begin, found.context, table, found.refs, found.seqs
+                )
+            self._account(found.context, beginning.counts)
+        return beginning.theta, found.going_on
+
+    def _account(self, context: Context | None, counts: tuple[bool, ...]) -> None:
+        """Bring the log of work in line with the parameters that the new learner begins with."""
+        now, step = self.clock(), context.step if context is not None else 0
+        if self._begun:
+            newest = self.trainer.step
+            lost = (*self.units.outstanding(), *self.log.abandon(step, counts))
+            self.units.handle(Abandoned(lost), now)
+            if context is not None:
+                text = f"it goes on from its state after step {step} of {newest}"
+                self.hooks.on_note("learner", text)
+            return
+        self._begun = True
+        stays = list(self._before)
+        if context is not None:
+            self.trainer.step = step
+            stays += self.log.take_up(context.work.steps, context.work.places, counts, step)
+            kept = f"{sum(counts)} of {len(counts)} fragments go on where they were"
+            self.hooks.on_note("context", f"taken up after step {step}; {kept}")
+        for piece in coalesced(stays):
+            self.units.handle(Trained(piece), now)
+
     # -- what the averager asks ----------------------------------------------------------------
 
     async def copy_out(self, fragment: int) -> tuple[Vector, int]:
@@ -197,6 +240,15 @@ class Training:
         except LearnerGone as error:
             raise LearnerAway from error
         return result.theta, result.step
+
+    async def capture(self) -> Captured:
+        """Copy the learner's whole state to shared memory, after a step. Raises LearnerAway."""
+        if self.ready is None or self._starting:
+            raise LearnerAway
+        try:
+            return await self.trainer.capture()
+        except LearnerGone as error:
+            raise LearnerAway from error
 
     async def add_in(self, fragment: int, delta: Vector) -> None:
         """Add to the fragment's parameters; kept for a learner that is just starting."""
@@ -249,7 +301,7 @@ class Training:
             self.units.handle(Abandoned(pieces), self.clock())
             self._top_up()
             return
-        self.failures = 0
+        self.revival.stepped(self.clock())
         self.fault = ""
         self.steps += 1
         self.tokens += event.tokens
@@ -276,54 +328,57 @@ class Training:
         self.hooks.on_ready(False)
         if self.stopping or not was_ready:
             return
-        lost = (*self.units.outstanding(), *self.log.abandon())
-        self.units.handle(Abandoned(lost), self.clock())
-        if self._gave_up(event.reason):
+        again = self._after_death(event.reason)
+        if again is None:
             return
         self.hooks.on_note("learner", f"the learner died and is restarted: {event.reason}")
-        self._task = asyncio.get_running_loop().create_task(self._restart(), name="restart learner")
+        restart = self._restart(again)
+        self._task = asyncio.get_running_loop().create_task(restart, name="restart learner")
 
-    def _gave_up(self, reason: str) -> bool:
-        """Count a death; whether it was one too many, and is said."""
-        self.failures += 1
-        if self.failures < FAILURES_MAX:
-            return False
-        self.fault = f"the learner died {self.failures} times in a row: {reason}"
-        self.hooks.on_note("learner", self.fault)
-        self.hooks.on_failed(self.fault)
-        return True
+    def _after_death(self, reason: str) -> Again | None:
+        """Count a death; how to go on, or None when it was one too many, which is said."""
+        plan = self.trainer.plan
+        known = self.ready.micro_batch if self.ready is not None else 0
+        used = plan.micro_batch or known or plan.optimiser.batch_sequences
+        match self.revival.died(reason, used):
+            case Again() as again:
+                return again
+            case GivenUp(why):
+                self.fault = why
+                self.hooks.on_note("learner", why)
+                self.hooks.on_failed(why)
+        return None
 
     def _keep_held(self) -> None:
         """A new learner rests, too, while it is held."""
         if self.held:
             self.trainer.pause()
 
-    async def _restart(self) -> None:
+    async def _restart(self, again: Again) -> None:
         """Start it again with smaller micro-batches, and again, until it trains or has failed too
         often."""
-        while not await self._restarted():
-            if self._gave_up(self.fault):
+        await asyncio.sleep(again.after_s)
+        while not await self._restarted(again.micro_batch):
+            following = self._after_death(self.fault)
+            if following is None:
                 return
-            await asyncio.sleep(RESTART_PAUSE_S * self.failures)
+            again = following
+            await asyncio.sleep(again.after_s)
         self.hooks.on_ready(True)
         self._top_up()
 
-    async def _restarted(self) -> bool:
-        plan = self.trainer.plan
-        halved = max(1, (plan.micro_batch or plan.optimiser.batch_sequences) // 2)
+    async def _restarted(self, micro_batch: int) -> bool:
         try:
             await self.trainer.stop()
-            self._starting = True
-            self._pending.clear()
-            theta = self.hooks.references()
             try:
-                self.ready = await self.trainer.restart(theta, halved)
+                theta, going_on = await self._begin()
+                self.ready = await self.trainer.restart(theta, micro_batch, going_on)
             finally:
                 self._starting = False
             for fragment in sorted(self._pending):
                 await self.trainer.add_in(fragment, self._pending.pop(fragment))
             self._keep_held()
-        except (LearnerGone, OSError, TimeoutError) as error:
+        except (LearnerGone, OSError, TimeoutError, StoreError) as error:
             self.fault = f"the learner cannot be restarted: {error}"
             self.hooks.on_note("learner", self.fault)
             return False

@@ -82,3 +82,34 @@ def test_coalescing_keeps_the_set_of_sequences(rows: list[tuple[int, int, int]])
     assert sequences(list(joined)) == sequences(pieces)
     total = sum(p.stop - p.start for p in joined)
     assert total == len(sequences(pieces)), "no sequence is in two pieces"
+
+
+def test_a_learner_that_goes_on_from_a_capture_keeps_the_work_that_is_in_it() -> None:
+    work = log()
+    work.trained(1, [piece(0)])
+    work.trained(2, [piece(1)])  # captured after this one
+    work.trained(3, [piece(2)])
+    work.take(0, 1, 3, speed_class=0, eligible=True)  # handed in after the capture
+    work.trained(4, [piece(3)])
+    assert work.abandon(2, (False, True)) == (piece(3),), "3 was handed in for one fragment"
+    work.trained(5, [piece(3)])
+    one = work.take(0, 2, 5, speed_class=0, eligible=True)
+    other = work.take(1, 1, 5, speed_class=0, eligible=True)
+    assert one is not None
+    assert other is not None
+    assert one.pieces == (piece(3),)
+    assert (other.steps, other.pieces) == (3, (piece(0), piece(1), piece(3)))
+
+
+def test_another_daemon_takes_up_the_work_that_was_not_handed_in() -> None:
+    before = log()
+    before.trained(1, [piece(0)])
+    before.take(0, 1, 1, speed_class=0, eligible=True)
+    before.trained(2, [piece(1)])
+    after = log()
+    stays = after.take_up(tuple(before.steps), tuple(before.place), (True, False), 2)
+    assert stays == (piece(1),)
+    one = after.take(0, 2, 2, speed_class=0, eligible=True)
+    assert one is not None
+    assert one.pieces == (piece(1),)
+    assert after.take(1, 1, 2, speed_class=0, eligible=True) is None, "handed in since"
