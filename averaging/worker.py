@@ -122,9 +122,14 @@ class FragmentWorker:
 
     # -- own contributions ---------------------------------------------------------------------
 
-    def hand_in(self, action: HandIn, theta: Vector, progress: Progress) -> Contribution:
-        """Make contribution ``action.seq`` of the learner's parameters; it is not signed yet."""
-        codec = self.last_codec or self.rules.hand_in_codec
+    def hand_in(
+        self, action: HandIn, theta: Vector, progress: Progress, codec: str = ""
+    ) -> Contribution:
+        """Make contribution ``action.seq`` of the learner's parameters; it is not signed yet.
+
+        ``codec`` is what its link carries; '' means the run's usual one.
+        """
+        codec = self.last_codec or codec or self.rules.hand_in_codec
         made = self.buffers.hand_in(action.seq, theta, CODECS[codec])
         contribution = Contribution(
             peer=self.me,
@@ -185,9 +190,12 @@ class FragmentWorker:
 
     # -- merging -------------------------------------------------------------------------------
 
-    def merge(self, action: Merge) -> Merged:
-        """Merge the named contributions on top of ``action.parent`` (rule 4)."""
-        parent = self.states[action.parent]
+    def merge(self, action: Merge, codec: str = "") -> Merged:
+        """Merge the named contributions on top of ``action.parent`` (rule 4).
+
+        ``codec`` is the payload's, one of COMMIT_CODECS; '' means the run's usual one.
+        """
+        codec = codec or self.rules.commit_codec
         found: list[Kept] = []
         inputs: list[Encoded] = []
         bad: list[tuple[Key, str]] = []
@@ -197,14 +205,14 @@ class FragmentWorker:
                 bad.append((key, "its payload is not here any more"))
                 continue
             try:
-                codec = CODECS[kept.contribution.codec]
-                inputs.append(Encoded.of(codec, kept.payload, self.buffers.size))
+                made_in = CODECS[kept.contribution.codec]
+                inputs.append(Encoded.of(made_in, kept.payload, self.buffers.size))
                 found.append(kept)
             except CodecError as fault:
                 bad.append((key, fault.reason))
         while found:
             try:
-                return self._merge(action.parent, parent, found, inputs, tuple(bad))
+                return self._merge(action.parent, codec, found, inputs, tuple(bad))
             except InputError as fault:
                 bad.append((_key(found.pop(fault.index)), fault.reason))
                 del inputs[fault.index]
@@ -217,7 +225,7 @@ class FragmentWorker:
     def _merge(
         self,
         digest: bytes,
-        parent: AnchorState,
+        codec: str,
         found: Sequence[Kept],
         inputs: Sequence[Encoded],
         bad: tuple[tuple[Key, str], ...],
@@ -233,12 +241,12 @@ class FragmentWorker:
             inputs,
             rows,
             rules.groups,
-            codec=COMMIT_CODECS[rules.commit_codec],
-            state=parent,
+            codec=COMMIT_CODECS[codec],
+            state=self.states[digest],
             rates=Rates.of_bits(eta_bits=rules.eta_bits, mu_bits=rules.mu_bits),
             rounding_factor=np.float32(1.0 / share if share > 0.0 else 0.0),
         )
-        commit = Commit(rules.commit_codec, made.payload, made.leaves)
+        commit = Commit(codec, made.payload, made.leaves)
         self._made = _Made(digest, root_of(made.leaves), commit, made.state, made.rounding)
         return Merged(
             parent=digest,

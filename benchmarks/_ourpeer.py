@@ -34,7 +34,8 @@ from dugnad.dht.ports import Stream, StreamEnded
 from dugnad.dht.records import decode, encode, verify_ed25519
 from dugnad.dht.substrate import Substrate, SubstrateConfig
 from dugnad.peer.pull import Puller
-from dugnad.peer.transfer import ContributionServer, PullServer, push
+from dugnad.peer.pushing import push
+from dugnad.peer.transfer import ContributionServer, PullServer
 from dugnad.peer.transferwire import CONTRIBUTE_PROTOCOL, PULL_PROTOCOL
 
 RUN: Final = RunId(bytes(range(32)))

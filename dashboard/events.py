@@ -46,6 +46,12 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float = 0.0
     link: Link = "unknown"
     codec: str = ""
+    """Of the newest hand-in over the link from the serving daemon; the next three, too."""
+    bits: float = 0.0
+    """Bits a parameter."""
+    saved_bytes: int = 0
+    """Against float32."""
+    link_bytes_per_s: float = 0.0
     state: str = "unknown"
     reason: str = ""
     since_ms: int = 0
@@ -230,6 +236,9 @@ def clean_row(row: PeerRow) -> PeerRow:
         tokens_per_s=max(row.tokens_per_s, 0.0),
         link=row.link,
         codec=line(row.codec, 16),
+        bits=max(row.bits, 0.0),
+        saved_bytes=max(row.saved_bytes, 0),
+        link_bytes_per_s=max(row.link_bytes_per_s, 0.0),
         state=line(row.state, WORD_CHARS_MAX),
         reason=line(row.reason),
         since_ms=row.since_ms,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dugnad.dashboard.events import PeerRow
 from dugnad.dashboard.layout import View
 from dugnad.dashboard.live import Hub
 
 FRAGMENT_LABELS_MAX: Final = 256
+LINK_LABELS_MAX: Final = 64
+"""A full mesh."""
 LINKS: Final = ("direct", "relayed", "outbound", "unknown")
 
 
@@ -88,3 +91,22 @@ def _labelled(view: View) -> Iterator[Metric]:
     for link in LINKS:
         peers.add_metric([link], links.get(link, 0))
     yield peers
+    yield from _links([row for row in state.peers.values() if not row.gone_ms][:LINK_LABELS_MAX])
+
+
+def _links(rows: Sequence[PeerRow]) -> Iterator[Metric]:
+    """What hand-ins over each link of the serving daemon came to; peers by their keys."""
+    rate = GaugeMetricFamily("dugnad_link_bytes_per_second", "What the link gave", labels=["peer"])
+    bits = GaugeMetricFamily(
+        "dugnad_link_bits_per_parameter", "Of the newest hand-in", labels=["peer", "codec"]
+    )
+    saved = CounterMetricFamily(
+        "dugnad_link_saved_bytes", "Of hand-ins, against float32", labels=["peer"]
+    )
+    for row in rows:
+        if row.link_bytes_per_s:
+            rate.add_metric([row.peer], row.link_bytes_per_s)
+        if row.bits:
+            bits.add_metric([row.peer, row.codec], row.bits)
+            saved.add_metric([row.peer], row.saved_bytes)
+    yield from (rate, bits, saved)

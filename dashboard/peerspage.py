@@ -20,7 +20,7 @@ from dugnad.dashboard.layout import (
 )
 from dugnad.dashboard.markup import Markup, el, join
 from dugnad.dashboard.query import ROWS_PER_PAGE, TableQuery, table_query
-from dugnad.dashboard.text import amount, count, exact
+from dugnad.dashboard.text import amount, bytes_text, count, exact
 
 COLUMNS: Final[Mapping[str, tuple[str, bool, Callable[[PeerRow], str | float]]]] = {
     "name": ("Name", False, lambda row: row.name.casefold()),
@@ -31,6 +31,8 @@ COLUMNS: Final[Mapping[str, tuple[str, bool, Callable[[PeerRow], str | float]]]]
     "roles": ("Roles", False, lambda row: " ".join(row.roles)),
     "link": ("Link", False, lambda row: row.link),
     "codec": ("Codec", False, lambda row: row.codec),
+    "rate": ("Line", True, lambda row: row.link_bytes_per_s),
+    "saved": ("Saved", True, lambda row: row.saved_bytes),
     "since": ("Here since", True, lambda row: row.since_ms),
     "seen": ("Last seen", True, lambda row: row.last_seen_ms),
     "version": ("Version", False, lambda row: row.version),
@@ -103,6 +105,10 @@ def _nobody(query: TableQuery) -> Markup:
     return el("p", "No peer matches." if query.words or query.choices else "Nobody is here yet.")
 
 
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8e-6:.3g} Mbit/s" if bytes_per_s else "—"
+
+
 def _row(view: View, row: PeerRow) -> Markup:
     mark = "gone" if row.gone_ms else "here"
     word = join(
@@ -119,7 +125,9 @@ def _row(view: View, row: PeerRow) -> Markup:
         cell(row.device or "unknown"),
         cell(", ".join(row.roles) or "unknown"),
         cell(row.link),
-        cell(row.codec or "unknown"),
+        cell(f"{row.codec}, {row.bits:.3g} bits" if row.codec else "unknown"),
+        number_cell(round(row.link_bytes_per_s), _rate(row.link_bytes_per_s)),
+        number_cell(row.saved_bytes, bytes_text(row.saved_bytes) if row.saved_bytes else "—"),
         cell(when(row.since_ms, view.now_ms), number=True),
         cell(when(row.last_seen_ms, view.now_ms), number=True),
         cell(row.version or "unknown"),

@@ -34,10 +34,19 @@ class Heartbeat:
             maxlen=_TRIPS_KEPT
         )  # (round trip, clock difference)
         self._open: dict[int, float] = {}
+        self.trip_s = 0.0
+        """The newest round trip."""
+        self.lost = 0
+        """Pings on streams that still stood SILENCE_MAX_S later without an answer."""
 
     def pinged(self, number: int, now: float) -> None:
         """We sent a ping."""
         self._open[number] = now
+        while (oldest := next(iter(self._open))) != number:
+            if now - self._open[oldest] < SILENCE_MAX_S:
+                break
+            del self._open[oldest]
+            self.lost += 1
         if len(self._open) > _PINGS_OPEN_MAX:
             del self._open[next(iter(self._open))]
 
@@ -48,7 +57,7 @@ class Heartbeat:
         sent = self._open.pop(number, None)
         if sent is None:
             return False
-        trip = max(0.0, now - sent)
+        self.trip_s = trip = max(0.0, now - sent)
         self._trips.append((trip, peer_wall_s - (wall_s - trip / 2)))
         return True
 

@@ -10,6 +10,7 @@ the states of peers, `roster_gossip` what peers tell about peers, `roster_table`
 
 import random
 import statistics
+from collections import deque
 from collections.abc import Iterator
 from typing import Final, assert_never
 
@@ -55,6 +56,8 @@ from dugnad.dht.roster_table import ControlStream, Entry, PeerState, State, Tabl
 
 __all__ = ["MESH_MAX", "PeerState", "Roster", "RosterConfig", "State"]
 
+TRIPS_KEPT: Final = 2048
+"""Round trips remembered for percentiles: half a minute of a full mesh, some minutes of a few."""
 JUMP_S: Final = SILENCE_MIN_S
 """A timer that is so late was not late: we did not run."""
 RATE_PER_S: Final = 32.0
@@ -91,6 +94,8 @@ class Roster:
         self._streams = Streams(self._own, self._table, self._liveness, self._gossip, self._out)
         self._offset_s = 0.0
         self._beat_at: float | None = None
+        self.trips: deque[float] = deque(maxlen=TRIPS_KEPT)
+        """The newest round trips of heartbeats with all peers, seconds."""
         self._deadline: float | None = None
 
     # --- questions
@@ -140,6 +145,10 @@ class Roster:
         """The usual round trip to a peer in seconds; None if never measured."""
         entry = self._table.get(peer)
         return entry.heartbeat.rtt_s if entry is not None else None
+
+    def heartbeats_lost(self) -> int:
+        """Pings to peers still in the table that were never answered."""
+        return sum(entry.heartbeat.lost for entry in self._table)
 
     def clock_offset(self) -> float:
         """The swarm's median wall clock (ours included) minus ours, in seconds."""
@@ -267,7 +276,8 @@ class Roster:
                 )
             case Pong(number, wall_ms):
                 wall_s = self._own.wall_ms(now) / 1000
-                entry.heartbeat.answered(number, wall_ms / 1000, now, wall_s)
+                if entry.heartbeat.answered(number, wall_ms / 1000, now, wall_s):
+                    self.trips.append(entry.heartbeat.trip_s)
                 self._streams.pong(entry, stream, number, now)
             case AdvertUpdate(advert):
                 return self._gossip.own_advert(entry, stream, advert)

@@ -29,7 +29,8 @@ from dugnad.peer.store import Promise, StoreError
 LANE_MAX: Final = 256
 """Jobs waiting in one lane; the cores ask for a handful at a time."""
 PUSH_TIMEOUT_S: Final = 60.0
-"""A contribution that takes longer is sent again or replaced; the core does not wait for it."""
+"""A contribution that takes longer, and longer than two intervals (later nobody lists it), is sent
+again or replaced; the core does not wait for it."""
 THREADS: Final = 2
 """Threads for numbers, hashes and signatures: the learner has the cores."""
 
@@ -271,7 +272,10 @@ class Averager:
 
     async def _hand_in(self, p: int, action: ev.HandIn) -> None:
         shell, ports = self.fragments[p], self.ports
-        nothing = ev.HandedIn(action.seq, None, ())
+        nothing, view = ev.HandedIn(action.seq, None, ()), shell.core.view
+        if ports.codecs.busy(p) and not view.leaving:
+            self.feed(p, nothing)
+            return
         try:
             theta, step = await ports.learner.copy_out(p)
         except LearnerAway:
@@ -288,7 +292,10 @@ class Averager:
             self.feed(p, nothing)
             raise
         try:
-            made = await self._thread(shell.worker.hand_in, action, theta, progress)
+            home = view.current_home()
+            to = home if home != ports.signer.peer else None
+            codec = ports.codecs.hand_in(p, to, view.interval_s)
+            made = await self._thread(shell.worker.hand_in, action, theta, progress, codec)
         except BuffersError as fault:
             ports.learner.settled(p, action.seq, 1.0)
             ports.on_note(p, ev.Note("fault", f"a contribution could not be made: {fault.reason}"))
@@ -300,6 +307,8 @@ class Averager:
         self.feed(p, ev.HandedIn(action.seq, signed, progress.pieces))
 
     async def _settle(self, p: int, seq: int, share: float) -> None:
+        if share == 1.0:
+            self.ports.codecs.listed(p, self.fragments[p].core.view.settings.lineage.staleness)
         await self._thread(self.fragments[p].worker.settle, seq, share)
         self.ports.learner.settled(p, seq, share)
 
@@ -312,6 +321,8 @@ class Averager:
         names = [fm.header_digest(one.header, self.ports.run) for one in action.applied]
         delta = await self._thread(shell.worker.adopt, action.digest, action.undone, names)
         node = shell.core.view.lineage.get(action.digest)
+        for behind in lateness(action.applied, self.ports.signer.peer):
+            self.ports.codecs.listed(p, behind)
         if node is not None and node.record is not None:
             self.ports.on_adopt(p, action, node.record.header)
         try:
@@ -331,7 +342,10 @@ class Averager:
         if action.parent not in worker.states:
             self.feed(p, ev.Merged(action.parent, (), "", b"", 0, b"", b""))
             return
-        self.feed(p, await self._thread(worker.merge, action))
+        members = set(self._live) - {self.ports.signer.peer}
+        interval_s = self.fragments[p].core.view.interval_s
+        codec = self.ports.codecs.commit(p, members, interval_s)
+        self.feed(p, await self._thread(worker.merge, action, codec))
 
     async def _sign(self, p: int, action: ev.Sign) -> None:
         ports, worker = self.ports, self.fragments[p].worker
@@ -400,7 +414,7 @@ class Averager:
         try:
             refusal = await asyncio.wait_for(
                 self.ports.network.push(to, kept.contribution, kept.pieces, kept.payload),
-                PUSH_TIMEOUT_S,
+                max(PUSH_TIMEOUT_S, 2.0 * self.fragments[p].core.view.interval_s),
             )
         except (TransportError, TimeoutError):
             self.feed(p, ev.SendLost(seq, to))
@@ -459,3 +473,14 @@ class Averager:
     def left(self) -> bool:
         """After LeaveNow: whether everything is handed in and in other hands."""
         return not self._forwarding and all(shell.core.left() for shell in self.fragments)
+
+
+def lateness(applied: Sequence[fm.CommitRecord], me: PeerId) -> list[int]:
+    """By how many versions each contribution of ``me`` in these commits is late: 0 when the first
+    version that could list it does."""
+    return [
+        one.header.version - 1 - row.contribution.base
+        for one in applied
+        for row in one.inputs
+        if row.contribution.peer == me
+    ]

@@ -187,6 +187,8 @@ def peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
         "listed_tokens",
         "last_seen_s",
     )
+    if any(row.get("rate_bytes_per_s") for row in answer):
+        columns = (*columns, "codec", "rate_bytes_per_s")
     if any(row.get("reason") for row in answer):
         columns = (*columns, "reason")
     _show(answer, answer, as_json, columns)

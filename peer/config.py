@@ -17,7 +17,15 @@ from dugnad.dht.plaintext import text_fault
 from dugnad.peer.errors import UserError
 from dugnad.peer.limits import Limits
 from dugnad.peer.paths import HOME_VARIABLE, Home, read_bounded
-from dugnad.peer.settingparse import LIMIT_PARSERS, as_bool, as_number, as_share, numbers_of
+from dugnad.peer.settingparse import (
+    CODEC_NAMES,
+    LIMIT_PARSERS,
+    as_bool,
+    as_codec,
+    as_number,
+    as_share,
+    numbers_of,
+)
 from dugnad.peer.views import NAME_CHARS_MAX
 
 ENVIRONMENT_PREFIX: Final = "DUGNAD_"
@@ -89,6 +97,9 @@ class Settings:
     """Upload of bulk data, megabits a second; 0 is no limit."""
     download_mbit: float = 20.0
     """Download of bulk data, megabits a second; 0 is no limit."""
+    codec: str = "auto"
+    """What contributions are encoded with: `auto` follows what each link carries, or a codec's
+    name."""
     quota_gb: float = 0.0
     """Traffic up and down in 30 days; 0 is no limit."""
     hours: str = ""
@@ -309,6 +320,7 @@ _PARSERS: Final[Mapping[str, Callable[[object], object]]] = {
     "name": _as_name,
     "outbound_only": as_bool,
     "quic": as_bool,
+    "codec": as_codec,
     "control_port": lambda raw: as_number(raw, int, 0, _PORT_MAX),
     "dashboard": _as_page,
     "link_file": _as_path,
@@ -322,6 +334,7 @@ _WANTED: Final[Mapping[str, str]] = {
     "name": f"a name of at most {NAME_CHARS_MAX} visible characters",
     "outbound_only": "true or false",
     "quic": "true or false",
+    "codec": "auto, or one of " + ", ".join(CODEC_NAMES),
     "control_port": f"a port from 0 to {_PORT_MAX}",
     "dashboard": "HOST:PORT, for example 0.0.0.0:8080, or an empty text for no page",
     "link_file": "the path of a file, or an empty text for none",

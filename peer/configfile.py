@@ -33,6 +33,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "Network": {
         "upload_mbit": "megabits a second at most; 0 is no limit",
         "download_mbit": "megabits a second at most; 0 is no limit",
+        "codec": '"auto" follows what each link carries; or a codec such as "int4"',
         "quota_gb": "gigabytes up and down in 30 days; 0 is no limit",
         "listen": "where other peers reach this one; port 0 takes a free one",
         "announce": "multiaddrs to tell others instead, for a forwarded port",

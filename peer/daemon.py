@@ -58,6 +58,7 @@ from dugnad.peer.init import initial_parameters
 from dugnad.peer.journal import Journal
 from dugnad.peer.ledger import Ledger
 from dugnad.peer.linkfile import write_link
+from dugnad.peer.links import Links
 from dugnad.peer.manifest import Manifest, run_id
 from dugnad.peer.orderkeeper import OrderKeeper
 from dugnad.peer.paths import Home
@@ -130,6 +131,7 @@ class Daemon:
         self.averager: Averager
         self.training: Training
         self.ledger: Ledger
+        self.links: Links
         self.vitals: Vitals
         self.report: Report
         self.shards: ShardStore
@@ -254,6 +256,7 @@ class Daemon:
         self.training = Training(
             self._learner_plan(), self.units, log, clock.now, hooks, eligible=who.can_home
         )
+        self.links = self.swarm.links = Links(self)
         ports = Ports(
             run=self.run_id,
             signer=self.identity,
@@ -265,6 +268,7 @@ class Daemon:
             on_note=self.happenings.core_note,
             on_fault=self._exchange_failed,
             on_made=lambda p: self.keeper.handed_in(p),
+            codecs=self.links,
         )
         self.averager = Averager(ports, cores)
         self.keeper = ContextKeeper(self)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dugnad.averaging import events as ev
@@ -71,6 +71,45 @@ class NetworkPort(Protocol):
         ...
 
 
+class CodecPort(Protocol):
+    """What the averager asks before it encodes: the codecs that fit the links."""
+
+    def busy(self, fragment: int) -> bool:
+        """Whether the fragment's last contribution is still on its way."""
+        ...
+
+    def hand_in(self, fragment: int, home: PeerId | None, interval_s: float) -> str:
+        """The codec of the next hand-in to this home (None: me); '' for the run's usual one."""
+        ...
+
+    def commit(self, fragment: int, members: Iterable[PeerId], interval_s: float) -> str:
+        """The codec of a commit for these members; '' for the run's usual one."""
+        ...
+
+    def listed(self, fragment: int, behind: int) -> None:
+        """A contribution of mine was listed so many versions late, or never will be."""
+        ...
+
+
+class UsualCodecs:
+    """The run's codecs, whatever the links are."""
+
+    def busy(self, fragment: int) -> bool:
+        """No: nobody watches the links."""
+        return False
+
+    def hand_in(self, fragment: int, home: PeerId | None, interval_s: float) -> str:
+        """The usual one."""
+        return ""
+
+    def commit(self, fragment: int, members: Iterable[PeerId], interval_s: float) -> str:
+        """The usual one."""
+        return ""
+
+    def listed(self, fragment: int, behind: int) -> None:
+        """Nothing follows from it."""
+
+
 class RecordPort(Protocol):
     """What the averager needs to be remembered: on the disk when these return."""
 
@@ -103,3 +142,4 @@ class Ports:
     """A job ended with an error that nobody expected: the exchange cannot go on."""
     on_made: Callable[[int], Awaitable[None]] = _nothing
     """A fragment's contribution is made and not sent yet; it is sent when this returns."""
+    codecs: CodecPort = field(default_factory=UsualCodecs)

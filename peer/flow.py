@@ -11,9 +11,12 @@ rate nothing queues at all.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
+from dugnad.averaging.linkcontrol import LINKS_MAX
 from dugnad.averaging.linkrate import Delivery, LinkRate
+from dugnad.dht.ids import PeerId
 from dugnad.peer.ratelimit import Bucket
 
 QUEUE_S: Final = 0.2
@@ -27,7 +30,10 @@ PACE: Final = 0.9
 """Of the line's rate (algorithms.md 7.2: 80 to 90 %)."""
 SHOWN_S: Final = 0.25
 """So long bytes must have come in without a pause of ours before they tell a rate: longer than
-the time slices of a busy machine and the bunching of a line's acknowledgements."""
+the time slices of a busy machine and the bunching of a line's acknowledgements ..."""
+SHOWN_TRIPS: Final = 3.0
+SHOWN_S_MIN: Final = 0.02
+"""... but on a short way only a few round trips: a local network carries a hand-in in less."""
 SHOWN_MARKS: Final = 4
 """And at least so many words of it, the first one included."""
 TRIPS_TELLING: Final = 2.0
@@ -46,8 +52,9 @@ class Flow:
         self._rtt_s = RTT_FIRST_S if rtt_s is None else rtt_s
         self._window = _window(self.rate, self._rtt_s, share)
         self._share = share
+        self._shown_s = min(SHOWN_S, max(SHOWN_S_MIN, SHOWN_TRIPS * self._rtt_s))
         self._bucket = Bucket()
-        self._began = now
+        self._began = self.moved_at = now
         self._arrived = 0
         self._marks: deque[tuple[float, int]] = deque()
         """When how much had arrived, while nothing of ours held it up; SHOWN_S of them."""
@@ -77,21 +84,25 @@ class Flow:
         """Something of ours held it up (a pace, an owner's limit): the line could do more."""
         self._held = self._paused = True
 
+    def unheard(self) -> None:
+        """The other side tells nothing of its progress: from now on by the assumed rate alone."""
+        self._bucket.rate = PACE * self.rate
+
     def arrived(self, total: int, now: float) -> None:
         """The other side has `total` bytes by now; less than before, or more than were sent, is
         its mistake and says nothing."""
         size = total - self._arrived
         if not 0 < size <= self.under_way:
             return
-        self._arrived, self.under_way = total, self.under_way - size
+        self._arrived, self.under_way, self.moved_at = total, self.under_way - size, now
         if self._paused:
             self._marks.clear()
             self._paused = False
         self._marks.append((now, total))
-        while len(self._marks) > SHOWN_MARKS and now - self._marks[1][0] >= SHOWN_S:
+        while len(self._marks) > SHOWN_MARKS and now - self._marks[1][0] >= self._shown_s:
             self._marks.popleft()
         since, before = self._marks[0]
-        long = len(self._marks) >= SHOWN_MARKS and now - since >= SHOWN_S
+        long = len(self._marks) >= SHOWN_MARKS and now - since >= self._shown_s
         if long and self._show((total - before) / (now - since)):
             self._marks = deque([(now, total)])
 
@@ -112,9 +123,51 @@ class Flow:
             return Delivery(self._arrived, self._arrived / self.rate)
         seconds = now - self._began
         on_line = max(0.0, seconds - self._rtt_s)
-        telling = not self._held and seconds >= max(SHOWN_S, TRIPS_TELLING * self._rtt_s)
+        telling = not self._held and seconds >= max(self._shown_s, TRIPS_TELLING * self._rtt_s)
         return Delivery(self._arrived, on_line, telling)
 
 
 def _window(rate: float, rtt_s: float, share: float) -> int:
     return max(WINDOW_BYTES_MIN, int(rate * (rtt_s + QUEUE_S) * share))
+
+
+class Meter(Protocol):
+    """Who knows the links: makes a flow for each transfer, and learns from it at its end."""
+
+    def begin(self, peer: PeerId) -> Flow:
+        """A transfer to (or from) this peer begins now."""
+        ...
+
+    def end(self, peer: PeerId, flow: Flow) -> None:
+        """It has ended, whatever became of it."""
+        ...
+
+
+class Rates:
+    """A meter that remembers what each link gave, of LINKS_MAX peers the newest."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        rtt: Callable[[PeerId], float | None] = lambda peer: None,
+    ) -> None:
+        """`rtt` is what heartbeats say of a peer, seconds; None where they say nothing."""
+        self._clock, self._rtt = clock, rtt
+        self._links: dict[PeerId, LinkRate] = {}
+
+    def begin(self, peer: PeerId) -> Flow:
+        """A flow by what the link gave last."""
+        link = self._links.pop(peer, None) or LinkRate()
+        self._links[peer] = link
+        while len(self._links) > LINKS_MAX:
+            del self._links[next(iter(self._links))]
+        return Flow(link, self._rtt(peer), self._clock())
+
+    def end(self, peer: PeerId, flow: Flow) -> None:
+        """Learn from it."""
+        if peer in self._links:
+            self._links[peer].learn(flow.delivery(self._clock()))
+
+    def rate(self, peer: PeerId) -> float:
+        """Bytes a second of the link; 0 while unknown."""
+        return self._links[peer].rate if peer in self._links else 0.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from dugnad.dht.ids import PeerId, RunId, short
 from dugnad.dht.ports import Transport, TransportError
 from dugnad.dht.records import RecordError, decode, encode
 from dugnad.peer.corpus import SHARD_BYTES
+from dugnad.peer.flow import Flow, Meter, Rates
 from dugnad.peer.manifest import MANIFEST_BYTES_MAX
 from dugnad.peer.pullchecks import (
     chain_in,
@@ -86,6 +88,9 @@ from dugnad.peer.transferwire import (
 
 DONORS_TRIED_MAX: Final = 64
 """Donors of one transfer: everybody of a full mesh."""
+AHEAD_BYTES_MIN: Final = 96 << 10
+"""With less than this under way, a leaf of int8, the next is asked for: a line that carries one
+leaf at a time stands still for a round trip after each."""
 BATCHES_PER_DONOR: Final = 4
 """A transfer is cut into at least so many batches for each donor, so that a fast one can do more
 than its share; fewer than that where a batch would be less than a leaf."""
@@ -123,10 +128,13 @@ class Puller:
         *,
         blamed: Blamed = lambda blame: None,
         traffic: Traffic | None = None,
+        meter: Meter | None = None,
     ) -> None:
-        """With `run`, commits of any other are refused. `traffic` counts bytes of all transfers."""
+        """With `run`, commits of any other are refused. `traffic` counts bytes of all transfers,
+        `meter` knows how quickly each donor gives."""
         self._transport, self._run, self._policy = transport, run, policy or PullPolicy()
         self._blamed, self._traffic = blamed, traffic or Traffic()
+        self._meter = meter or Rates(time.monotonic)
         self._places = Slots(PULLS_PER_DONOR_MAX)
 
     async def manifest(self, peers: Sequence[PeerId], run: RunId) -> bytes:
@@ -291,9 +299,11 @@ class Puller:
                     part.hashes = await _fetch_hashes(line, job, part)
             held: deque[_Batch] = deque()
             job.lines.add(line)
+            line.flow = flow = self._meter.begin(peer)
             try:
-                await _fetch_batches(line, job, held)
+                await _fetch_batches(line, job, held, flow)
             finally:
+                self._meter.end(peer, flow)
                 job.lines.discard(line)
                 job.put_back(held)
 
@@ -366,6 +376,17 @@ class _Job:
     def request(self, batch: _Batch) -> GetPieces:
         """What to ask for it."""
         return GetPieces(batch.part.kind, self.fragment, self.digest, batch.first, batch.count)
+
+    def next(self, room: int) -> _Batch:
+        """A batch to ask for, of at most `room` bytes or of one leaf; the rest of it goes back."""
+        batch = self.pool.popleft()
+        count = max(1, room // batch.part.leaf_bytes)
+        if count < batch.count:
+            rest = _Batch(batch.part, batch.first + count, batch.count - count)
+            self.pool.appendleft(rest)
+            self.remaining += 1
+            batch = _Batch(batch.part, batch.first, count)
+        return batch
 
     def done(self) -> None:
         """A batch is here and verified."""
@@ -443,16 +464,25 @@ async def _fetch_hashes(line: PacedStream, job: _Job, part: _Part) -> tuple[byte
     return hashes
 
 
-async def _fetch_batches(line: PacedStream, job: _Job, held: deque[_Batch]) -> None:
-    """Fetches until the pool is empty; `held` are the batches that were asked for."""
+async def _fetch_batches(line: PacedStream, job: _Job, held: deque[_Batch], flow: Flow) -> None:
+    """Fetches until the pool is empty; `held` are the batches that were asked for.
+
+    No more is asked for than the donor's line carries in a moment: what it sends us later waits in
+    queues that its heartbeats have to pass, too.
+    """
+    loop, got = asyncio.get_running_loop(), 0
     while True:
         while len(held) < REQUESTS_AHEAD and job.pool:
-            held.append(job.pool.popleft())
+            if held and flow.under_way >= max(flow.window, AHEAD_BYTES_MIN):
+                break
+            held.append(job.next(flow.room()))
+            flow.sent(len(held[-1].view), loop.time())
             await write_frame(line, encode(job.request(held[-1])))
         if not held:
             return
         await _fetch_batch(line, held[0])
-        held.popleft()
+        got += len(held.popleft().view)
+        flow.arrived(got, loop.time())
         job.done()
 
 

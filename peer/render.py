@@ -84,11 +84,12 @@ def status_text(status: Row) -> str:
         (
             "merges",
             f"{cell(status['merges'])}, every {_seconds(status['interval_s'])}, "
-            f"longest gap {_seconds(status['longest_gap_s'])}, codec {cell(status['codec'])}",
+            f"longest gap {_seconds(status['longest_gap_s'])}",
         ),
+        ("codec", _codec(status)),
         ("versions", cell(status["versions"])),
         ("units", cell(status["units"]) or "-"),
-        ("network", f"{_mega(status['bytes_sent'])} up, {_mega(status['bytes_received'])} down"),
+        ("network", _network(status)),
         ("this month", f"{_mega(status.get('quota_used', 0))} up and down in 30 days"),
         ("up", f"{_seconds(status['uptime_s'])}, process {status['pid']}"),
         ("version", cell(status["version"])),
@@ -107,6 +108,28 @@ def _heading(name: str) -> str:
 
 def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _codec(status: Row) -> str:
+    """The newest hand-in's codec, what it takes, and why."""
+    text = cell(status["codec"])
+    if status.get("bits_per_param"):
+        text += f", {status['bits_per_param']:.3g} bits a parameter"
+        text += f", {_mega(status['bytes_saved'])} saved so far"
+    if status.get("codec_reason"):
+        text += f" ({printable(str(status['codec_reason']), 120)})"
+    return text
+
+
+def _network(status: Row) -> str:
+    text = f"{_mega(status['bytes_sent'])} up, {_mega(status['bytes_received'])} down"
+    rates = status.get("up_bytes_per_s"), status.get("down_bytes_per_s")
+    if any(rates):
+        up, down = (f"{rate * 8e-6:.3g}" if rate else "?" for rate in rates)
+        text += f"; the line gave {up} Mbit/s up, {down} down"
+    if (late := status.get("control_p99_s")) is not None:
+        text += f"; heartbeats within {late * 1000:.0f} ms"
+    return text
 
 
 def _loss(value: float | None) -> str:

@@ -40,7 +40,9 @@ class Report:
         traffic, messenger = daemon.swarm.traffic, daemon.swarm.messenger
         control_out = messenger.counts.sent_bytes if messenger is not None else 0
         control_in = messenger.counts.received_bytes if messenger is not None else 0
-        units = daemon.units.status(clock.now())
+        units, roster = daemon.units.status(clock.now()), daemon.swarm.roster
+        links = daemon.links
+        mine = links.newest
         return Status(
             run=run_text(daemon.run_id),
             name=daemon.manifest.name,
@@ -79,7 +81,15 @@ class Report:
             residual_norm_share=vitals.residual_share(),
             bytes_sent=traffic.sent + control_out,
             bytes_received=traffic.received + control_in,
-            codec=daemon.manifest.exchange.hand_in_codec,
+            codec=mine.codec or daemon.manifest.exchange.hand_in_codec,
+            codec_reason=mine.reason,
+            bits_per_param=mine.bits,
+            bytes_saved=mine.saved_bytes,
+            up_bytes_per_s=links.control.uplink,
+            down_bytes_per_s=links.control.down.rate,
+            control_p99_s=links.control_p99_s(),
+            heartbeats_lost=roster.heartbeats_lost() if roster is not None else 0,
+            slow_followers=[peer_text(peer) for peer in links.behind],
             last_takeover_s=vitals.last_takeover_s,
             join_to_listed_s=vitals.join_to_listed_s,
             clock_offset_s=vitals.clock_offset_s,
@@ -137,6 +147,7 @@ class Report:
         mine = peer == daemon.identity.peer
         state = roster.state(peer) if roster is not None and not mine else None
         seen = state.last_seen if state is not None else now
+        carried = daemon.links.carried_to(peer)
         return PeerRow(
             peer=peer_text(peer),
             name=printable(advert.label if advert is not None else name_of(peer)),
@@ -154,6 +165,11 @@ class Report:
             reason=""
             if state is None or state.state is PeerIs.LIVE
             else printable(state.reason, 200),
+            codec=carried.codec,
+            bits_per_param=carried.bits,
+            bytes_saved=carried.saved_bytes,
+            rate_bytes_per_s=daemon.links.rate(peer),
+            rtt_s=None if mine else daemon.links.rtt(peer),
         )
 
     def leaderboard(self) -> Mapping[str, object]:

@@ -14,6 +14,19 @@ PROGRAMS_MAX: Final = 32
 """Programs to pause for: a table of games, not of everything."""
 CORES_MAX: Final = 1024
 DEVICES_MAX: Final = 16
+CODEC_NAMES: Final = (
+    "float32",
+    "float16",
+    "int8",
+    "int4",
+    "topk-25",
+    "topk-12.5",
+    "topk-6.25",
+    "topk-3.12",
+    "topk-1.56",
+    "topk-0.78",
+)
+"""As `dugnad.averaging.codecs.CODECS` has them: numpy is not loaded to read settings."""
 MBIT_MAX: Final = 100_000.0
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
@@ -67,6 +80,14 @@ def as_pause(raw: object) -> float:
     if 0.0 < seconds < 1.0:
         raise ValueError(f"{raw} is too often; 1 is the least")
     return seconds
+
+
+def as_codec(raw: object) -> str:
+    """'auto', or the name of a codec."""
+    word = str(raw).strip().lower()
+    if word not in ("auto", *CODEC_NAMES):
+        raise ValueError(f"{raw!r} is neither auto nor a codec")
+    return word
 
 
 def as_words(raw: object) -> tuple[str, ...]:

@@ -21,14 +21,16 @@ from dugnad.dht.roster import Roster, RosterConfig
 from dugnad.dht.roster_events import Known, MyAdvert
 from dugnad.dht.substrate import SeedReport, Substrate, SubstrateConfig
 from dugnad.peer import clock
+from dugnad.peer.flow import Rates
+from dugnad.peer.links import Links
 from dugnad.peer.messenger import Messenger
 from dugnad.peer.pull import Puller
+from dugnad.peer.pushing import push
 from dugnad.peer.rostershell import RosterAction, RosterShell
-from dugnad.peer.transfer import push
 from dugnad.peer.transferwire import CONTRIBUTE_PROTOCOL, PULL_PROTOCOL, Traffic
 
-PUSH_TIMEOUT_S = 60.0
-"""A contribution that takes longer is given up; the core sends it again or to somebody else."""
+PUSH_TIMEOUT_S = 3600.0
+"""A bound on everything; the averager knows how long a contribution is of use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Swarm:
         self.traffic = Traffic()
         self.reports: list[SeedReport] = []
         self._restarting = False
+        self.links: Links | None = None
         self.roster: Roster | None = None
         self.shell: RosterShell | None = None
         self.messenger: Messenger | None = None
@@ -67,7 +70,8 @@ class Swarm:
         """Start libp2p and dial the seeds."""
         self.reports = await self.substrate.start()
         await self.bulk.start()
-        self.puller = Puller(self.bulk, run, traffic=self.traffic)
+        meter = Rates(clock.now, lambda peer: self.roster.rtt(peer) if self.roster else None)
+        self.puller = Puller(self.bulk, run, traffic=self.traffic, meter=meter)
         return self.reports
 
     async def restart(self, note: Callable[[str, str], None]) -> None:
@@ -145,7 +149,8 @@ class Swarm:
         payload: bytes,
     ) -> str:
         """Send a contribution; the refusal or ''. Raises TransportError."""
-        return await push(
+        meter = self.links.meter(contribution.fragment) if self.links is not None else None
+        refusal = await push(
             self.bulk,
             peer,
             contribution,
@@ -153,12 +158,20 @@ class Swarm:
             payload,
             PUSH_TIMEOUT_S,
             traffic=self.traffic,
+            meter=meter,
         )
+        if self.links is not None and not refusal:
+            self.links.taken(peer, contribution.fragment, contribution.codec, len(payload))
+        return refusal
 
     async def payload(self, peers: Sequence[PeerId], header: fm.Header, size: int) -> bytes:
         """A commit's payload. Raises PullError."""
         assert self.puller is not None, "not open"
-        return await self.puller.payload(peers, header, size)
+        began = clock.now()
+        payload = await self.puller.payload(peers, header, size)
+        if self.links is not None:
+            self.links.fetched(len(payload), clock.now() - began)
+        return payload
 
     async def anchors(
         self, peers: Sequence[PeerId], header: fm.Header, size: int

@@ -1,7 +1,8 @@
 """Handing bulk data over: contributions to a home, and whatever a peer holds to those who pull it.
 
-`push` and `ContributionServer` are the two ends of CONTRIBUTE, `PullServer` is the serving end of
-PULL; `dugnad.peer.pull` is the other. Frames and bounds are in `dugnad.peer.transferwire`.
+`ContributionServer` is the receiving end of CONTRIBUTE (`dugnad.peer.pushing` is the other),
+`PullServer` the serving end of PULL (`dugnad.peer.pull` is the other). Frames and bounds are in
+`dugnad.peer.transferwire`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from dugnad.averaging.tree import LEAF_PARAMS, Vector, array_bytes, leaf_hashes,
 from dugnad.averaging.worker import Commit
 from dugnad.dht.frames import FrameError, read_frame, write_frame
 from dugnad.dht.ids import PeerId, RunId
-from dugnad.dht.ports import Stream, Transport, TransportError
+from dugnad.dht.ports import Stream, Transport
 from dugnad.dht.records import RecordError, Verifier, decode, encode
+from dugnad.peer.pushing import word_of
 from dugnad.peer.transferwire import (
     COMMITS_BYTES_MAX,
     CONTRIBUTE_PROTOCOL,
@@ -41,7 +43,6 @@ from dugnad.peer.transferwire import (
     PULLS_MAX,
     PULLS_PER_PEER_MAX,
     READS_AT_ONCE,
-    REASON_CHARS_MAX,
     REQUEST_BYTES_MAX,
     SENDING_BYTES_MAX,
     SENDING_PER_PEER_BYTES_MAX,
@@ -81,63 +82,6 @@ Refused = Callable[[PeerId, str], None]
 """(sender, reason): told of every contribution that was turned down."""
 
 _FLOAT_BYTES: Final = 4
-_REASON_BYTES_MAX: Final = 4 * REASON_CHARS_MAX
-
-
-async def push(
-    transport: Transport,
-    peer: PeerId,
-    contribution: Contribution,
-    pieces: tuple[UnitPiece, ...],
-    payload: bytes,
-    timeout_s: float,
-    *,
-    traffic: Traffic | None = None,
-) -> str:
-    """Hand a contribution to `peer`: '' when it was taken, else the reason why not.
-
-    TransportError (DialError if it never left) when nobody knows whether it arrived: no answer
-    within `timeout_s`, which covers everything, or the stream broke.
-    """
-    loop = asyncio.get_running_loop()
-    traffic = traffic or Traffic()
-    try:
-        async with asyncio.timeout(timeout_s):
-            stream = await transport.open(peer, CONTRIBUTE_PROTOCOL, timeout_s)
-            try:
-                line, began = PacedStream(stream, timeout_s, traffic), loop.time()
-                reason = await _offer(line, encode(Offer(contribution, pieces)), payload)
-                if not reason:
-                    traffic.push_bytes_per_s = len(payload) / max(loop.time() - began, 1e-4)
-                return reason
-            finally:
-                stream.abort()
-    except TimeoutError:
-        raise Stalled(f"no answer within {timeout_s:g} s") from None
-
-
-async def _offer(line: PacedStream, offer: bytes, payload: bytes) -> str:
-    """Sends and listens at the same time: a refusal may come long before the last byte is sent."""
-    sending = asyncio.create_task(_send(line, offer, payload), name="contribution out")
-    try:
-        answer = await read_frame(line, _REASON_BYTES_MAX)
-        reason = plain(answer.decode("utf-8", "replace"))
-        if not reason and not await sending:
-            raise TransportError("it was taken before all of it was sent")
-        return reason
-    finally:
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
-
-
-async def _send(line: PacedStream, offer: bytes, payload: bytes) -> bool:
-    """Whether all was sent; if not, the reading side says why."""
-    try:
-        await write_frame(line, offer)
-        await line.write(payload)
-    except TransportError:
-        return False
-    return True
 
 
 class ContributionServer:
@@ -193,7 +137,7 @@ class ContributionServer:
         made = offer.contribution
         self._check(made, offer.pieces)
         room = Room(made.payload_bytes)
-        await line.read_into(room.view)
+        await line.read_into(room.view, partial(_tell, line) if offer.tells else None)
         payload = room.take()
         found = await off_loop(len(payload), partial(_payload_root, payload, made.codec))
         if found != made.payload_root:
@@ -213,6 +157,10 @@ class ContributionServer:
             raise Refusal("the maker's signature does not hold in this run")
         if pieces_root(self._run, pieces) != made.pieces_root:
             raise Refusal("the unit pieces do not match their root")
+
+
+async def _tell(line: PacedStream, total: int) -> None:
+    await write_frame(line, word_of(total))
 
 
 def _payload_root(payload: bytes, codec: str) -> bytes:
@@ -304,6 +252,7 @@ class PullServer:
             with self._sending.hold(line.peer, data.nbytes):
                 await write_frame(line, encode(Here(data.nbytes)))
                 await line.write(data)
+                self._traffic.served += data.nbytes
         except Refusal as refusal:
             await write_frame(line, encode(NotHere(refusal.reason)))
 

@@ -3,7 +3,7 @@
 Two protocols, each on streams of its own so that nothing large delays a control message:
 
 * CONTRIBUTE: an `Offer` frame and the payload's bytes; the answer is one frame of text, empty when
-  the contribution was taken.
+  the contribution was taken. Where the offer wants it, frames of progress come before.
 * PULL: any number of requests, one frame each, answered in order by a `NotHere` frame or by a
   `Here` frame and that many bytes. A request may be sent before the last one is answered.
 """
@@ -35,6 +35,7 @@ from dugnad.averaging.tree import LEAVES_MAX, Bytes, leaf_hash
 from dugnad.dht.ids import PeerId
 from dugnad.dht.ports import Stream, StreamEnded, TransportError
 from dugnad.peer.corpus import SHARDS_MAX
+from dugnad.peer.flow import Flow
 from dugnad.peer.ratelimit import Bucket
 
 T = TypeVar("T")
@@ -125,6 +126,9 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
     contribution: Contribution
     pieces: tuple[UnitPiece, ...]
+    tells: bool = False
+    """Its sender wants to hear how much has arrived. Older releases pass over what they do not
+    know at the end of a record."""
 
 
 class GetManifest(msgspec.Struct, frozen=True, array_like=True, tag="m"):
@@ -262,6 +266,8 @@ class Traffic:
 
     sent: int = 0
     received: int = 0
+    served: int = 0
+    """Of what was sent: whole answers to those who pull."""
     up: Bucket = field(default_factory=Bucket)
     """How fast its owner lets it send; without a rate, as fast as the line."""
     down: Bucket = field(default_factory=Bucket)
@@ -293,6 +299,8 @@ class PacedStream:
         self._traffic = traffic
         self._cut = ""
         self._step = STEP_BYTES
+        self.flow: Flow | None = None
+        """The transfer that it carries: hears of the owner's pauses."""
 
     async def read(self, n: int) -> bytes:
         """Exactly `n` bytes."""
@@ -300,25 +308,38 @@ class PacedStream:
         await self.read_into(room.view)
         return room.take()
 
-    async def read_into(self, target: memoryview) -> None:
-        """Fills `target`."""
+    async def read_into(
+        self, target: memoryview, tell: Callable[[int], Awaitable[None]] | None = None
+    ) -> None:
+        """Fills `target`; `tell` is told after each step how much of it is here."""
         view, at = _bytes_of(target), 0
         while at < len(view):
-            part = view[at : at + self._traffic.down.step(self._step)]
-            await _allowed(self._traffic.down, len(part))
+            step = self._step if tell is None else self._step // 2  # two of them fill a window
+            part = view[at : at + self._traffic.down.step(step)]
+            await self._allowed(self._traffic.down, len(part))
             await self._in_time(self._stream.read_into(part))
             self._traffic.received += len(part)
             at += len(part)
+            if tell is not None:
+                await tell(at)
 
     async def write(self, data: bytes | memoryview) -> None:
         """Sends `data`."""
         view, at = _bytes_of(memoryview(data)), 0
         while at < len(view):
             part = view[at : at + self._traffic.up.step(self._step)]
-            await _allowed(self._traffic.up, len(part))
+            await self._allowed(self._traffic.up, len(part))
             await self._in_time(self._stream.write(part))
             self._traffic.sent += len(part)
             at += len(part)
+
+    async def _allowed(self, bucket: Bucket, size: int) -> None:
+        """Waits until the owner's rate has room: not a fault of the line, so no deadline runs."""
+        wait = bucket.take(size, asyncio.get_running_loop().time())
+        if wait > 0.0:
+            if self.flow is not None:
+                self.flow.paused()
+            await asyncio.sleep(wait)
 
     async def close(self) -> None:
         """Sends what is unsent, then the end."""
@@ -351,13 +372,6 @@ class PacedStream:
         elif now - begin > SLOW_S:
             self._step = STEP_BYTES
         self.moved_at = now
-
-
-async def _allowed(bucket: Bucket, size: int) -> None:
-    """Waits until the owner's rate has room: not a fault of the line, so no deadline runs."""
-    wait = bucket.take(size, asyncio.get_running_loop().time())
-    if wait > 0.0:
-        await asyncio.sleep(wait)
 
 
 def _bytes_of(data: memoryview) -> memoryview:

@@ -61,6 +61,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     bytes_sent: int
     bytes_received: int
     codec: str
+    """Of the newest hand-in; before the first, the run's own."""
     last_takeover_s: float | None
     """From the moment a peer's loss was seen until its units were claimed by others."""
     join_to_listed_s: float | None
@@ -73,6 +74,20 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes up and down in the last 30 days."""
     dashboard: str = ""
     """Where this daemon serves the public page; '' when it serves none."""
+    codec_reason: str = ""
+    """Why that codec; '' before the first hand-in."""
+    bits_per_param: float = 0.0
+    """Of the newest hand-in."""
+    bytes_saved: int = 0
+    """What all hand-ins would have been longer as float32."""
+    up_bytes_per_s: float = 0.0
+    """What this machine's line was seen to give, up and down; 0: not measured yet."""
+    down_bytes_per_s: float = 0.0
+    control_p99_s: float | None = None
+    """Of the newest round trips of heartbeats the 99th percentile."""
+    heartbeats_lost: int = 0
+    slow_followers: list[str] = []
+    """Members that cannot fetch this peer's last commit before the next one is due."""
 
 
 class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +106,13 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     addresses: list[str]
     reason: str = ""
     """Why it is not reached, or not served; '' for live peers."""
+    codec: str = ""
+    """Of the newest hand-in to it; '' before the first. The next two are of hand-ins, too."""
+    bits_per_param: float = 0.0
+    bytes_saved: int = 0
+    rate_bytes_per_s: float = 0.0
+    """What the link to it was seen to carry; 0: not measured yet."""
+    rtt_s: float | None = None
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):

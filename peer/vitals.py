@@ -133,6 +133,7 @@ class Vitals:
             self._compare_heads()
         if self._due("advert", ADVERT_S, now):
             self._advertise()
+            daemon.links.tell()
         fresh = self._evaluated != self._standing()
         if (
             self.synced

@@ -40,3 +40,16 @@ def test_strangers_make_no_labels() -> None:
         for peer, words in zip(ids(len(HOSTILE)), HOSTILE, strict=True)
     )
     assert len(samples(view(ev.PeerChanged(at_ms=NOW_MS, rows=rows)))) < 25
+
+
+def test_each_link_that_carried_something_has_its_rate_codec_and_saving() -> None:
+    used, unused = ids(2)
+    rows = (
+        row(used, "a", codec="topk-1.56", bits=0.15, saved_bytes=9000, link_bytes_per_s=2.5e5),
+        row(unused, "b"),
+    )
+    found = samples(view(ev.PeerChanged(at_ms=NOW_MS, rows=rows)))
+    assert found[f"dugnad_link_bytes_per_second{used}"] == 2.5e5
+    assert found[f"dugnad_link_bits_per_parameter{used}topk-1.56"] == 0.15
+    assert found[f"dugnad_link_saved_bytes_total{used}"] == 9000
+    assert not [name for name in found if unused in name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -29,6 +29,7 @@ from dugnad.peer.config import Endpoint
 from dugnad.peer.corpus import SHARD_BYTES, DataIndex
 from dugnad.peer.daemon import Daemon
 from dugnad.peer.journal import Journal
+from dugnad.peer.links import Carried
 from dugnad.peer.manifest import Manifest, build_manifest, run_id
 from dugnad.peer.pageviews import Moment
 from dugnad.peer.publicpage import (
@@ -129,6 +130,9 @@ class Peer:
     def __init__(self, manifest: Manifest) -> None:
         self.manifest, self.run = manifest, run_id(manifest)
         self.live: list[PeerId] = []
+        self.carried: defaultdict[PeerId, Carried] = defaultdict(
+            lambda: Carried("int8", 8.03, 3, 3000, 9000)
+        )
         self.roster, self.store, self.journal = Roster(), Memory(), Journal()
         self.lineages = [Lineage() for _ in manifest.table.fragments]
         self.state = ("training", "")
@@ -169,6 +173,7 @@ class Peer:
                 fragments=self.shells, live=lambda: tuple(self.live), anchors=list
             ),
             swarm=SimpleNamespace(roster=self.roster),
+            links=SimpleNamespace(carried_to=self.carried.__getitem__, rate=lambda peer: 250_000.0),
             training=self.training,
             vitals=self.vitals,
             ledger=SimpleNamespace(fold=self.fold, board=self.fold.board),

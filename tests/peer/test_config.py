@@ -2,6 +2,7 @@
 
 import pytest
 
+from dugnad.averaging.codecs import CODECS
 from dugnad.peer.config import (
     SETTING_NAMES,
     Endpoint,
@@ -11,6 +12,7 @@ from dugnad.peer.config import (
 )
 from dugnad.peer.errors import UserError
 from dugnad.peer.paths import Home
+from dugnad.peer.settingparse import CODEC_NAMES
 
 
 def test_flags_beat_the_environment_which_beats_the_file_which_beats_the_defaults(
@@ -132,3 +134,7 @@ def test_a_wrong_place_for_the_page_is_named(home: Home) -> None:
     with pytest.raises(UserError, match="dashboard") as caught:
         load_settings(home, {"dashboard": "true"}, {})
     assert "for example 0.0.0.0:8080" in caught.value.fix
+
+
+def test_the_names_of_codecs_are_those_that_there_are() -> None:
+    assert tuple(CODECS) == CODEC_NAMES

@@ -19,7 +19,8 @@ from dugnad.dht.ports import DialError, Stream, Transport, TransportError
 from dugnad.dht.records import encode, verify_ed25519
 from dugnad.dht.substrate import Substrate, SubstrateConfig
 from dugnad.peer.pull import Puller
-from dugnad.peer.transfer import ContributionServer, PullServer, push
+from dugnad.peer.pushing import push
+from dugnad.peer.transfer import ContributionServer, PullServer
 from dugnad.peer.transferwire import (
     ANSWER_BYTES_MAX,
     CONTRIBUTE_PROTOCOL,

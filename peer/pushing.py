@@ -1,0 +1,149 @@
+"""The sending end of a contribution: the offer, the payload as its flow allows, and the answer.
+
+While a payload comes in its receiver tells how much of it has arrived (a frame of a 0 byte and a
+64-bit count; an answer is printable text, so the two cannot be mistaken). The sender keeps no more
+under way than its flow allows. A receiver of an older release tells nothing: after SILENT_S without
+any word the payload goes at the pace of the rate that is assumed, without a window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from dugnad.averaging.formats import Contribution, UnitPiece
+from dugnad.dht.frames import read_frame, write_frame
+from dugnad.dht.ids import PeerId
+from dugnad.dht.ports import Transport, TransportError
+from dugnad.dht.records import encode
+from dugnad.peer.flow import Flow, Meter
+from dugnad.peer.transferwire import (
+    CONTRIBUTE_PROTOCOL,
+    REASON_CHARS_MAX,
+    STEP_BYTES,
+    Offer,
+    PacedStream,
+    Stalled,
+    Traffic,
+    plain,
+)
+
+SILENT_S: Final = 2.0
+"""The first word of progress comes a round trip after the first step; more than any usual line."""
+_TOTAL_BYTES: Final = 8
+_WORD_BYTES: Final = 1 + _TOTAL_BYTES
+_REASON_BYTES_MAX: Final = 4 * REASON_CHARS_MAX
+
+
+async def push(
+    transport: Transport,
+    peer: PeerId,
+    contribution: Contribution,
+    pieces: tuple[UnitPiece, ...],
+    payload: bytes,
+    timeout_s: float,
+    *,
+    traffic: Traffic | None = None,
+    meter: Meter | None = None,
+) -> str:
+    """Hand a contribution to `peer`: '' when it was taken, else the reason why not.
+
+    With a `meter` as quickly as the link carries it, else as quickly as the socket takes it.
+    TransportError (DialError if it never left) when nobody knows whether it arrived: no answer
+    within `timeout_s`, which covers everything, or the stream broke.
+    """
+    loop = asyncio.get_running_loop()
+    traffic = traffic or Traffic()
+    try:
+        async with asyncio.timeout(timeout_s):
+            stream = await transport.open(peer, CONTRIBUTE_PROTOCOL, timeout_s)
+            flow = meter.begin(peer) if meter is not None else None
+            try:
+                line, began = PacedStream(stream, timeout_s, traffic), loop.time()
+                line.flow = flow
+                offer = encode(Offer(contribution, pieces, tells=flow is not None))
+                reason = await _Push(line, flow, len(payload)).run(offer, payload)
+                if not reason:
+                    traffic.push_bytes_per_s = len(payload) / max(loop.time() - began, 1e-4)
+                return reason
+            finally:
+                stream.abort()
+                if meter is not None and flow is not None:
+                    meter.end(peer, flow)
+    except TimeoutError:
+        raise Stalled(f"no answer within {timeout_s:g} s") from None
+
+
+def word_of(total: int) -> bytes:
+    """The content of the frame that says how much of a payload has arrived."""
+    return b"\0" + total.to_bytes(_TOTAL_BYTES, "big")
+
+
+class _Push:
+    """One push under way."""
+
+    def __init__(self, line: PacedStream, flow: Flow | None, size: int) -> None:
+        self._line, self._flow, self._size = line, flow, size
+        self._told = asyncio.Event()
+        self._heard = self._silent = False
+
+    async def run(self, offer: bytes, payload: bytes) -> str:
+        """Sends and listens at the same time: a refusal may come long before the last byte is
+        sent."""
+        sending = asyncio.create_task(self._send(offer, payload), name="contribution out")
+        try:
+            reason = await self._answer()
+            if not reason and not await sending:
+                raise TransportError("it was taken before all of it was sent")
+            return reason
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    async def _answer(self) -> str:
+        loop = asyncio.get_running_loop()
+        while True:
+            data = await read_frame(self._line, _REASON_BYTES_MAX)
+            if len(data) != _WORD_BYTES or data[0]:
+                if self._flow is not None and not data:  # taken, so all of it has arrived
+                    self._flow.arrived(self._size, loop.time())
+                return plain(data.decode("utf-8", "replace"))
+            if self._flow is not None:
+                self._flow.arrived(int.from_bytes(data[1:], "big"), loop.time())
+                self._heard = True
+                self._told.set()
+
+    async def _send(self, offer: bytes, payload: bytes) -> bool:
+        """Whether all was sent; if not, the reading side says why."""
+        try:
+            await write_frame(self._line, offer)
+            if self._flow is None:
+                await self._line.write(payload)
+            else:
+                await self._flowing(memoryview(payload), self._flow)
+        except TransportError:
+            return False
+        return True
+
+    async def _flowing(self, payload: memoryview, flow: Flow) -> None:
+        loop, at = asyncio.get_running_loop(), 0
+        while at < len(payload):
+            left = len(payload) - at
+            size = min(left, await self._room(flow, min(left, STEP_BYTES // 2)))
+            wait = flow.sent(size, loop.time())
+            if wait > 0.0:
+                await asyncio.sleep(wait)
+            await self._line.write(payload[at : at + size])
+            at += size
+
+    async def _room(self, flow: Flow, wanted: int) -> int:
+        """Bytes that may go, at least `wanted`, once words of progress have made room for them."""
+        while flow.room() < wanted and not self._silent:
+            self._told.clear()
+            try:
+                async with asyncio.timeout(None if self._heard else SILENT_S):
+                    await self._told.wait()
+            except TimeoutError:
+                self._silent = True
+                flow.unheard()
+        return wanted if self._silent else flow.room()
