@@ -56,6 +56,10 @@ class Tally:
     units: int = 0
     first_ms: int = 0
     last_ms: int = 0
+    claimed: int = 0
+    """Tokens of the contributions but each fragment's first, whose time nobody knows."""
+    span_ms: int = 0
+    """Time between a fragment's contributions: with ``claimed`` the speed that receipts imply."""
     days: dict[int, int] = field(default_factory=dict)
 
     def seen(self, first_ms: int, last_ms: int) -> None:
@@ -81,6 +85,8 @@ class Tally:
         self.twice += other.twice
         self.contributions += other.contributions
         self.units += other.units
+        self.claimed += other.claimed
+        self.span_ms += other.span_ms
         if other.contributions:
             self.seen(other.first_ms, other.last_ms)
 
@@ -93,6 +99,21 @@ class Owner:
     name: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a peer's receipts imply and what members timed, in tokens a second (None: nobody could
+    say), the ``tokens`` that are not credited for it, and why ('' where nothing is disputed).
+    """
+
+    claimed: float = 0.0
+    timed: float | None = None
+    tokens: int = 0
+    reason: str = ""
+
+
+_NO_CLAIM: Final = Claim()
+
+
 class BoardRow(msgspec.Struct, frozen=True, kw_only=True):
     """One peer, or one owner with its machines. Tokens are settled ones; ``share`` is of all
     settled tokens, between 0 and 1.
@@ -100,6 +121,8 @@ class BoardRow(msgspec.Struct, frozen=True, kw_only=True):
     ``units`` counts the units that the peer completed, so that they add up to the units covered.
     ``machines`` are the peers that an owner key stands for, best first, with the rank 0; each names
     its ``owner``. A peer without an owner has neither.
+    ``disputed`` tokens are not credited, since nobody could show that the peer is as fast as its
+    receipts claim; ``dispute`` says why. Speeds are in tokens a second; an owner's row has none.
     """
 
     rank: int
@@ -115,6 +138,10 @@ class BoardRow(msgspec.Struct, frozen=True, kw_only=True):
     recent: int
     first_ms: int
     last_ms: int
+    disputed: int = 0
+    dispute: str = ""
+    claimed_per_s: float = 0.0
+    timed_per_s: float | None = None
     owner: str = ""
     machines: tuple[BoardRow, ...] = ()
 
@@ -123,7 +150,8 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
     """The leaderboard, with what it was computed from.
 
     ``as_of_ms`` is the time of the newest settled commit, 0 where nothing is settled. ``versions``
-    and ``settled`` hold one number per fragment. Sums: ``tokens`` settled, ``provisional`` not yet.
+    and ``settled`` hold one number per fragment. Sums: ``tokens`` settled, ``provisional`` not yet,
+    ``disputed`` capped away.
     """
 
     formula: str
@@ -137,6 +165,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
     twice: int
     units_covered: int
     rows: tuple[BoardRow, ...]
+    disputed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +191,15 @@ def recent_score(days: Mapping[int, int], as_of_ms: int) -> int:
 
 
 def make_board(
-    totals: Mapping[PeerId, Tally], basis: Basis, owners: Mapping[PeerId, Owner] | None = None
+    totals: Mapping[PeerId, Tally],
+    basis: Basis,
+    owners: Mapping[PeerId, Owner] | None = None,
+    claims: Mapping[PeerId, Claim] | None = None,
 ) -> Board:
     """The board of ``totals``: recent score first, then tokens, then the key, so never a tie.
 
-    Peers with an entry in ``owners`` stand together in the row of their owner's key.
+    Peers with an entry in ``owners`` stand together in the row of their owner's key. ``totals`` are
+    without what ``claims`` say is disputed.
     """
     groups: dict[PeerId, dict[PeerId, Tally]] = {}
     names: dict[PeerId, str] = {}
@@ -178,10 +211,11 @@ def make_board(
             names[key] = owner.name
     sums = {key: _sum(group) for key, group in groups.items()}
     tokens = sum(tally.tokens for tally in sums.values())
+    make = _Rows(basis, tokens, claims or {})
     rows = [
-        _owner_row(rank, key, (sums[key], names[key]), groups[key], basis, tokens)
+        make.owner(rank, key, sums[key], names[key], groups[key])
         if key in names
-        else _row(rank, key, sums[key], basis, tokens)
+        else make.peer(rank, key, sums[key])
         for rank, key in enumerate(_order(sums, basis), start=1)
     ]
     return Board(
@@ -196,6 +230,7 @@ def make_board(
         twice=sum(tally.twice for tally in sums.values()),
         units_covered=sum(tally.units for tally in sums.values()),
         rows=tuple(rows),
+        disputed=sum(row.disputed for row in rows),
     )
 
 
@@ -220,39 +255,54 @@ def _sum(group: Mapping[PeerId, Tally]) -> Tally:
     return total
 
 
-def _owner_row(
-    rank: int,
-    key: PeerId,
-    owner: tuple[Tally, str],
-    group: Mapping[PeerId, Tally],
-    basis: Basis,
-    tokens: int,
-) -> BoardRow:
-    total, name = owner
-    machines = tuple(
-        msgspec.structs.replace(_row(0, peer, group[peer], basis, tokens), owner=peer_text(key))
-        for peer in _order(group, basis)
-    )
-    row = _row(rank, key, total, basis, tokens)
-    return msgspec.structs.replace(row, name=name or row.name, machines=machines)
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Makes the rows of one board, of which ``tokens`` are settled in all."""
 
+    basis: Basis
+    tokens: int
+    claims: Mapping[PeerId, Claim]
 
-def _row(rank: int, peer: PeerId, tally: Tally, basis: Basis, tokens: int) -> BoardRow:
-    return BoardRow(
-        rank=rank,
-        peer=peer_text(peer),
-        name="everyone else" if peer == POOL else name_of(peer),
-        tokens=tally.tokens,
-        share=tally.tokens / tokens if tokens else 0.0,
-        provisional=tally.provisional,
-        unwitnessed=tally.unwitnessed,
-        twice=tally.twice,
-        contributions=tally.contributions,
-        units=tally.units,
-        recent=recent_score(tally.days, basis.as_of_ms),
-        first_ms=tally.first_ms,
-        last_ms=tally.last_ms,
-    )
+    def owner(
+        self, rank: int, key: PeerId, total: Tally, name: str, group: Mapping[PeerId, Tally]
+    ) -> BoardRow:
+        machines = tuple(
+            msgspec.structs.replace(self.peer(0, peer, group[peer]), owner=peer_text(key))
+            for peer in _order(group, self.basis)
+        )
+        row = self.peer(rank, key, total)
+        disputed = [one for one in machines if one.dispute]
+        return msgspec.structs.replace(
+            row,
+            name=name or row.name,
+            machines=machines,
+            disputed=sum(one.disputed for one in disputed),
+            dispute=f"{disputed[0].name}: {disputed[0].dispute}" if disputed else "",
+            claimed_per_s=0.0,
+            timed_per_s=None,
+        )
+
+    def peer(self, rank: int, peer: PeerId, tally: Tally) -> BoardRow:
+        claim = self.claims.get(peer, _NO_CLAIM)
+        return BoardRow(
+            rank=rank,
+            peer=peer_text(peer),
+            name="everyone else" if peer == POOL else name_of(peer),
+            tokens=tally.tokens,
+            share=tally.tokens / self.tokens if self.tokens else 0.0,
+            provisional=tally.provisional,
+            unwitnessed=tally.unwitnessed,
+            twice=tally.twice,
+            contributions=tally.contributions,
+            units=tally.units,
+            recent=recent_score(tally.days, self.basis.as_of_ms),
+            first_ms=tally.first_ms,
+            last_ms=tally.last_ms,
+            disputed=claim.tokens,
+            dispute=claim.reason,
+            claimed_per_s=claim.claimed,
+            timed_per_s=claim.timed,
+        )
 
 
 def board_json(board: Board) -> bytes:

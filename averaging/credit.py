@@ -10,11 +10,11 @@ Nothing here judges signatures or roots: the exchange does, before a commit reac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dugnad.averaging.board import FORMULA, Basis, Board, Owner, Tally, make_board
+from dugnad.averaging.board import FORMULA, Basis, Board, Tally, make_board
 from dugnad.averaging.coverage import (
     CreditRules,
     UnitShares,
@@ -23,6 +23,7 @@ from dugnad.averaging.coverage import (
     unit_fragment,
 )
 from dugnad.averaging.creditchain import UNDO_MAX, CreditChain, CreditError
+from dugnad.averaging.dispute import Said, judged
 from dugnad.averaging.foldstate import FoldState, state_fault
 from dugnad.averaging.formats import Ack, CommitRecord, HeadRow, UnitPiece
 from dugnad.dht.ids import PeerId
@@ -192,8 +193,8 @@ class CreditFold:
         """Whether a receipt of ``peer`` was folded (and counted apart)."""
         return any(chain.lists(peer) for chain in self._chains)
 
-    def board(self, owners: Mapping[PeerId, Owner] | None = None) -> Board:
-        """The leaderboard: a function of the commits applied and of whose machines the peers are,
+    def board(self, said: Said | None = None) -> Board:
+        """The leaderboard: a function of the commits applied and of what is said of their makers,
         and of nothing else.
         """
         totals: dict[PeerId, Tally] = {}
@@ -206,7 +207,9 @@ class CreditFold:
             versions=tuple(chain.version for chain in self._chains),
             settled=tuple(chain.settled for chain in self._chains),
         )
-        return make_board(totals, basis, owners)
+        said = said or Said()
+        fair, claims = judged(totals, said.verdicts)
+        return make_board(fair, basis, said.owners, claims)
 
     def snapshot(self) -> FoldState:
         """The base of the fold: all but the newest UNDO_MAX commits of each fragment.

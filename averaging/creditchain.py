@@ -23,6 +23,11 @@ UNDO_MAX: Final = 32
 partition needs no replay. Older ones are folded into the base for good."""
 
 
+GAP_MS_MAX: Final = 3_600_000
+"""Between two contributions of a peer at most an hour counts as work: a machine that was switched
+off saved nothing up, and one behind a broken line brings more than an hour's work seldom."""
+
+
 class CreditError(ValueError):
     """A commit or a state that does not fit onto this fold; nothing was changed."""
 
@@ -156,6 +161,7 @@ class CreditChain:
                 entry.refused += 1
                 continue
             earned = entry.earned.setdefault(PeerId(one.contribution.peer), Tally())
+            self._claim(earned, PeerId(one.contribution.peer), one.contribution.tokens, entry)
             earned.contributions += 1
             earned.seen(header.time_ms, header.time_ms)
             for piece in one.pieces:
@@ -169,6 +175,18 @@ class CreditChain:
         if len(self.journal) > UNDO_MAX:
             self._fold_oldest()
         return tuple(entry.covered)
+
+    def _claim(self, earned: Tally, peer: PeerId, tokens: int, entry: Entry) -> None:
+        """Note the speed that a contribution implies: its tokens since the one before it. Before
+        `earned` counts it, and before `entry` is in the journal.
+        """
+        before = next((e for e in reversed(self.journal) if peer in e.earned), None)
+        tally = self.tallies.get(peer)
+        last_ms = before.time_ms if before is not None else tally.last_ms if tally else 0
+        if last_ms:
+            earned.claimed += tokens
+            gap_ms = 0 if earned.contributions else max(entry.time_ms - last_ms, 0)
+            earned.span_ms += min(gap_ms, GAP_MS_MAX)
 
     def undo(self) -> tuple[UnitPiece, ...]:
         """Take back the newest commit of the journal; what it had covered."""

@@ -40,6 +40,8 @@ class PeerTally(msgspec.Struct, frozen=True, array_like=True):
     first_ms: int
     last_ms: int
     days: tuple[tuple[int, int], ...]
+    claimed: int = 0
+    span_ms: int = 0
 
     @classmethod
     def of(cls, peer: PeerId, tally: Tally) -> PeerTally:
@@ -53,6 +55,8 @@ class PeerTally(msgspec.Struct, frozen=True, array_like=True):
             tally.first_ms,
             tally.last_ms,
             tuple(sorted(tally.days.items())),
+            tally.claimed,
+            tally.span_ms,
         )
 
     def tally(self) -> Tally:
@@ -64,6 +68,8 @@ class PeerTally(msgspec.Struct, frozen=True, array_like=True):
             units=self.units,
             first_ms=self.first_ms,
             last_ms=self.last_ms,
+            claimed=self.claimed,
+            span_ms=self.span_ms,
             days=dict(self.days),
         )
 
@@ -140,7 +146,8 @@ def _row_fault(row: FragmentState) -> str:
 
 def _tally_fault(row: PeerTally) -> str:
     counts = (row.tokens, row.twice, row.contributions, row.units, row.first_ms, row.last_ms)
-    return "a state with a negative number" if min(counts) < 0 else ""
+    lowest = min(*counts, row.claimed, row.span_ms)
+    return "a state with a negative number" if lowest < 0 else ""
 
 
 def _days_fault(days: tuple[tuple[int, int], ...]) -> str:

@@ -1,9 +1,9 @@
 """Small signed records that every peer of a run should hold, since boards are read by them.
 
-Of each slot (a peer's owner) the greatest record is kept, so that two peers that heard the same
-records, in whatever order, hold the same and give it the same names. What is held is found by
-others through ranges of its names (:mod:`dugnad.averaging.reconcile`). Pure: the clock, and which
-peers have receipts, are passed in.
+Of each slot (a peer's owner; what one examiner says of a peer) the greatest record is kept, so that
+two peers that heard the same records, in whatever order, hold the same and give it the same names.
+What is held is found by others through ranges of its names (:mod:`dugnad.averaging.reconcile`).
+Pure: the clock, and which peers have receipts, are passed in.
 """
 
 from __future__ import annotations
@@ -12,13 +12,21 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from dugnad.averaging.owners import BOND_BYTES_MAX, Bond, bond_fault
-from dugnad.dht.ids import PeerId
+from dugnad.averaging.dispute import Said
+from dugnad.averaging.owners import BOND_BYTES_MAX, Bond, bond_fault, owners_of
+from dugnad.averaging.verdicts import (
+    KEPT_PER_PEER,
+    VERDICT_BYTES_MAX,
+    Verdict,
+    by_peer,
+    verdict_fault,
+)
+from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.records import RecordError, Verifier, decode, encode, verify_ed25519
 
-STATEMENT_BYTES_MAX: Final = BOND_BYTES_MAX
+STATEMENT_BYTES_MAX: Final = max(BOND_BYTES_MAX, VERDICT_BYTES_MAX)
 HELD_MAX: Final = 16_384
-"""Records held: about 5 MB, and one for each peer that a board keeps apart."""
+"""Records held: about 5 MB, six for each of 2700 peers."""
 UNLISTED_MAX: Final = 1024
 """Of these, records about peers without a receipt: newcomers, or keys that cost nothing."""
 AHEAD_MS: Final = 86_400_000
@@ -28,23 +36,27 @@ HELD_ALREADY: Final = "a newer statement, or the same one, is held"
 AHEAD: Final = "a statement dated more than a day ahead"
 FULL: Final = "too many statements are held"
 CROWDED: Final = "too many statements about peers without a receipt"
-EXCUSED: Final = (HELD_ALREADY, AHEAD, FULL, CROWDED)
+UNKNOWN: Final = "a verdict of or about a peer without a receipt"
+EXCUSED: Final = (HELD_ALREADY, AHEAD, FULL, CROWDED, UNKNOWN)
 """Refusals that are nobody's fault: what is held, who has receipts and what the time is differ
 between two peers."""
 
-Statement = Bond
+Statement = Bond | Verdict
 """What a set holds."""
+_NOBODY: Final = PeerId(b"")
 
 
 class StatementSet:
     """The records that one peer holds. `listed` says whether a peer has receipts."""
 
     def __init__(
-        self, listed: Callable[[PeerId], bool], verifier: Verifier = verify_ed25519
+        self, run: RunId, listed: Callable[[PeerId], bool], verifier: Verifier = verify_ed25519
     ) -> None:
+        self._run = run
         self._listed = listed
         self._verifier = verifier
-        self._bonds: dict[PeerId, Bond] = {}
+        self._held: dict[PeerId, dict[PeerId, Statement]] = {}
+        """Peer -> examiner (or nobody: the bond) -> record."""
         self._by_name: dict[bytes, bytes] = {}
         self._names: list[bytes] | None = None
         self.changes = 0
@@ -53,19 +65,26 @@ class StatementSet:
     def take(self, data: bytes, now_ms: int) -> str:
         """Keep a record from foreign bytes; why not, or ''."""
         try:
-            record = decode(data, Statement, STATEMENT_BYTES_MAX)
+            record: Statement = decode(data, Statement, STATEMENT_BYTES_MAX)  # type: ignore[arg-type]
         except RecordError as error:
             return error.reason
         if record.number > now_ms + AHEAD_MS:
             return AHEAD
-        held = self._bonds.get(PeerId(record.peer))
-        if held is not None and held.order >= record.order:
+        held = self._held.get(PeerId(record.peer), {})
+        before = held.get(_slot(record))
+        if before is not None and not _greater(record, before):
             return HELD_ALREADY
-        if fault := bond_fault(record, self._verifier):
+        if isinstance(record, Bond):
+            fault = bond_fault(record, self._verifier)
+        else:
+            fault = verdict_fault(record, self._run, self._verifier)
+        if fault := fault or self._no_room(record, before):
             return fault
-        if held is None and (fault := self._no_room(PeerId(record.peer))):
-            return fault
-        self._put(record, held)
+        if isinstance(record, Verdict) and before is None:
+            before = _least(held)
+            if before is not None and before.order >= record.order:
+                return HELD_ALREADY
+        self._put(record, before)
         return ""
 
     def names(self) -> Sequence[bytes]:
@@ -82,31 +101,68 @@ class StatementSet:
         """All records, in the order of their names: to keep on the disk."""
         return self.get(self.names())
 
-    def bonds(self) -> Iterable[Bond]:
-        """The newest bond of each peer, ended ones included."""
-        return self._bonds.values()
-
     def bond(self, peer: PeerId) -> Bond | None:
         """The newest bond of a peer."""
-        return self._bonds.get(peer)
+        found = self._held.get(peer, {}).get(_NOBODY)
+        return found if isinstance(found, Bond) else None
 
-    def _no_room(self, peer: PeerId) -> str:
-        if len(self._bonds) >= HELD_MAX:
+    def verdicts(self, peer: PeerId) -> tuple[Verdict, ...]:
+        """What is said of a peer's speed."""
+        return tuple(v for v in self._held.get(peer, {}).values() if isinstance(v, Verdict))
+
+    def said(self) -> Said:
+        """All that the board reads by."""
+        records = [one for held in self._held.values() for one in held.values()]
+        return Said(
+            owners_of(one for one in records if isinstance(one, Bond)),
+            by_peer(one for one in records if isinstance(one, Verdict)),
+        )
+
+    def _no_room(self, record: Statement, before: Statement | None) -> str:
+        peer = PeerId(record.peer)
+        if isinstance(record, Verdict) and not (
+            self._listed(peer) and self._listed(PeerId(record.examiner))
+        ):
+            return UNKNOWN
+        if before is not None:
+            return ""
+        if len(self._by_name) >= HELD_MAX:
             return FULL
         if not self._listed(peer):
-            unlisted = sum(not self._listed(one) for one in self._bonds)
+            unlisted = sum(not self._listed(one) for one in self._held)
             if unlisted >= UNLISTED_MAX:
                 return CROWDED
         return ""
 
-    def _put(self, record: Bond, before: Bond | None) -> None:
+    def _put(self, record: Statement, before: Statement | None) -> None:
+        held = self._held.setdefault(PeerId(record.peer), {})
         if before is not None:
             del self._by_name[_name(encode(before))]
+            del held[_slot(before)]
         data = encode(record)
-        self._bonds[PeerId(record.peer)] = record
+        held[_slot(record)] = record
         self._by_name[_name(data)] = data
         self._names = None
         self.changes += 1
+
+
+def _slot(record: Statement) -> PeerId:
+    """Whose word it is, of all that is said about a peer; nobody's for the one bond."""
+    return _NOBODY if isinstance(record, Bond) else PeerId(record.examiner)
+
+
+def _greater(record: Statement, before: Statement) -> bool:
+    if isinstance(record, Bond) and isinstance(before, Bond):
+        return record.order > before.order
+    if isinstance(record, Verdict) and isinstance(before, Verdict):
+        return record.order > before.order
+    raise AssertionError("records of two kinds share no slot")
+
+
+def _least(held: dict[PeerId, Statement]) -> Verdict | None:
+    """The verdict that has to go for another one; None while there is room."""
+    found = [one for one in held.values() if isinstance(one, Verdict)]
+    return min(found, key=lambda one: one.order) if len(found) >= KEPT_PER_PEER else None
 
 
 def _name(data: bytes) -> bytes:

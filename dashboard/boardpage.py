@@ -219,7 +219,8 @@ def _table(view: View, query: TableQuery, rows: list[Placed], me: Placed | None)
     note = el(
         "p",
         "Verified is empty: this version cannot recompute another peer's work, so "
-        "nothing is claimed. What is settled was confirmed by a second peer.",
+        "nothing is claimed. What is settled was confirmed by a second peer. Members time each "
+        "other with seeded work; what a peer claims beyond that is disputed and not credited.",
         cls="note",
     )
     return el("div", drawn, note)
@@ -234,6 +235,7 @@ def _row(view: View, one: Placed, mine: bool) -> Markup:
             "th",
             peer_link(view, row.peer, one.name),
             f" {count(len(row.machines), 'machine')}" if row.machines else None,
+            disputed_mark(row),
             " ← here" if mine else None,
             scope="row",
         ),
@@ -248,6 +250,14 @@ def _row(view: View, one: Placed, mine: bool) -> Markup:
         cell(when(row.last_ms, view.now_ms), number=True),
         cls="me" if mine else None,
     )
+
+
+def disputed_mark(row: BoardRow) -> Markup | None:
+    """What of a row is disputed, in words; the reason as its tooltip."""
+    if not row.dispute:
+        return None
+    text = f" disputed: {amount(row.disputed)} tokens"
+    return el("span", text, cls="note", title=row.dispute)
 
 
 def leaderboard_json(view: View) -> bytes:
@@ -274,6 +284,8 @@ def leaderboard_csv(view: View) -> str:
             "units",
             "first",
             "last",
+            "disputed",
+            "dispute",
             "machines",
         )
     )
@@ -295,6 +307,8 @@ def leaderboard_csv(view: View) -> str:
                 row.units,
                 iso(row.first_ms),
                 iso(row.last_ms),
+                row.disputed,
+                row.dispute,
                 " ".join(machine.peer for machine in row.machines),
             )
         )

@@ -103,12 +103,27 @@ def _credit(view: View, row: BoardRow) -> Markup:
         ("Settled tokens", f"{amount(row.tokens)}, {percent(row.share)} of the run"),
         ("Pending tokens", pending),
         ("Not credited, trained by others before", amount(row.twice)),
+        *_speeds(row),
         ("Contributions", f"{exact(row.contributions)}, {count(row.units, 'work unit')}"),
         ("First and last", [when(row.first_ms, view.now_ms), ", ", when(row.last_ms, view.now_ms)]),
         ("Here in all", span(here) if here else "unknown"),
         ("Verified by recomputing", "— (no audit exists yet)"),
     ]
     return el("section", el("h2", "Credit"), facts(rows))
+
+
+def _speeds(row: BoardRow) -> list[tuple[str, object]]:
+    """The speed that receipts imply beside the one that others timed, and what is disputed."""
+    rows: list[tuple[str, object]] = []
+    if row.claimed_per_s:
+        rows.append(("Speed by its receipts", f"{amount(round(row.claimed_per_s))} tokens/s"))
+    if not row.machines:
+        timed = f"{amount(round(row.timed_per_s))} tokens/s" if row.timed_per_s is not None else ""
+        rows.append(("Speed as others timed it", timed or "not timed by enough members yet"))
+    if row.dispute:
+        text = f"{amount(row.disputed)} tokens: {row.dispute}"
+        rows.append(("Disputed, not credited", text))
+    return rows
 
 
 def _machines(view: View, row: BoardRow) -> Markup:

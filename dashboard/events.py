@@ -324,5 +324,6 @@ def _clean_board_row(row: BoardRow) -> BoardRow:
         name=line(row.name, NAME_CHARS_MAX),
         peer=line(row.peer, 64),
         owner=line(row.owner, 64),
+        dispute=line(row.dispute),
         machines=tuple(map(_clean_board_row, row.machines)),
     )

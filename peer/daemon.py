@@ -117,7 +117,6 @@ class Daemon:
         self._main: asyncio.Task[int] | None = None
         self.happenings = Happenings(self)
         self.orders = OrderKeeper(self)
-        self.statements = StatementKeeper(self)
         self.steward = Steward(self)
         self.swarm = Swarm(self._substrate_config(start), identity, self._hooks())
         self.manifest: Manifest
@@ -128,6 +127,7 @@ class Daemon:
         else:
             assert start.link is not None, "a daemon needs a manifest or a link"
             self.run_id = start.link.run
+        self.statements = StatementKeeper(self)
         self.averager: Averager
         self.training: Training
         self.ledger: Ledger
@@ -241,7 +241,7 @@ class Daemon:
             credit_rules(manifest, self.run_id),
             self.store,
             self.happenings.coverage_changed,
-            self.statements.owners,
+            self.statements.said,
         )
         log = ProgressLog(len(table.fragments), manifest.data.context)
         hooks = TrainingHooks(

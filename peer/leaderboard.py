@@ -142,6 +142,10 @@ def _notes(board: Board, rows_max: int) -> list[str]:
         notes.append(
             f"{_amount(unwitnessed)} of the pending wait for another peer to confirm them."
         )
+    for row in board.rows[:rows_max]:
+        if row.dispute:
+            text = f"{_amount(row.disputed)} tokens of {printable(row.name)} are disputed"
+            notes.append(f"{text}: {printable(row.dispute, 200)}.")
     notes.append(basis_line(board))
     return notes
 

@@ -8,14 +8,15 @@ one above it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import takewhile
 from typing import Final
 
-from dugnad.averaging.board import Board, Owner
+from dugnad.averaging.board import Board
 from dugnad.averaging.coverage import CreditRules
 from dugnad.averaging.credit import CoverageChange, CreditFold
 from dugnad.averaging.creditchain import CreditError
+from dugnad.averaging.dispute import Said
 from dugnad.averaging.formats import Ack, CommitRecord, signature_holds
 from dugnad.averaging.lineage import Lineage, Node
 from dugnad.averaging.receiptcheck import with_true_acks
@@ -43,12 +44,12 @@ class Ledger:
         rules: CreditRules,
         store: StoreThread,
         on_change: Callable[[CoverageChange], None],
-        owners: Callable[[], Mapping[PeerId, Owner]] = dict,
+        said: Callable[[], Said] = Said,
     ) -> None:
         self.fold = CreditFold(rules)
         self.store = store
         self.on_change = on_change
-        self.owners = owners
+        self.said = said
         self.lacking: set[int] = set()
 
     def adopted(self, fragment: int, lineage: Lineage, head: Node) -> None:
@@ -141,5 +142,5 @@ class Ledger:
         await self.store.call(work)
 
     def board(self) -> Board:
-        """The leaderboard of what is folded, by owner."""
-        return self.fold.board(self.owners())
+        """The leaderboard of what is folded and said."""
+        return self.fold.board(self.said())

@@ -7,13 +7,11 @@ reaches everybody in a few looks, as each peer takes what the others hold.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from dugnad.averaging.board import Owner
-from dugnad.averaging.owners import owners_of
+from dugnad.averaging.dispute import Said
 from dugnad.averaging.reconcile import Reconciliation
 from dugnad.averaging.statements import (
     EXCUSED,
@@ -44,10 +42,10 @@ class StatementKeeper:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._rng = random.Random(daemon.boot)
-        self.held = StatementSet(lambda peer: daemon.ledger.fold.lists(peer))
+        self.held = StatementSet(daemon.run_id, lambda peer: daemon.ledger.fold.lists(peer))
         self._busy = False
         self._kept = 0
-        self._owners: tuple[int, Mapping[PeerId, Owner]] = (0, {})
+        self._said = (0, Said())
 
     async def load(self) -> None:
         """Take up what the disk holds; what cannot be read is said and passed over."""
@@ -73,11 +71,11 @@ class StatementKeeper:
         await self._daemon.store.call(lambda store: store.keep(KEY, data))
         self._kept = changes
 
-    def owners(self) -> Mapping[PeerId, Owner]:
-        """Whose machine each peer is, as far as this peer has heard."""
-        if self._owners[0] != self.held.changes:
-            self._owners = (self.held.changes, owners_of(self.held.bonds()))
-        return self._owners[1]
+    def said(self) -> Said:
+        """What the board reads by, as far as this peer has heard."""
+        if self._said[0] != self.held.changes:
+            self._said = (self.held.changes, self.held.said())
+        return self._said[1]
 
     def look(self) -> str:
         """Take up whose machine this is, from the data folder, and which machines its owner's key

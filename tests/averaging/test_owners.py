@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dugnad.averaging.board import DAY_MS, Basis, Owner, Tally, board_json, machine_rows, make_board
-from dugnad.averaging.owners import Bond, accept, bond_fault, offer, owners_of, release
+from dugnad.averaging.owners import Bond, accept, bond_fault, offer, release
 from dugnad.averaging.statements import (
     AHEAD,
     AHEAD_MS,
@@ -19,11 +19,12 @@ from dugnad.averaging.statements import (
     StatementSet,
 )
 from dugnad.dht.identity import Identity
-from dugnad.dht.ids import PeerId, name_of, peer_text
+from dugnad.dht.ids import PeerId, RunId, name_of, peer_text
 from dugnad.dht.records import encode
 
 OWNER, OTHER, EVE = (Identity.ephemeral(bytes([n]) * 32) for n in (1, 2, 3))
 MACHINES = [Identity.ephemeral(bytes([n]) * 32) for n in range(10, 14)]
+RUN = RunId(b"r" * 32)
 NOW = 1_764_500_000_000
 BASIS = Basis(as_of_ms=100 * DAY_MS, receipts=9, refused=1, versions=(7,), settled=(3,))
 
@@ -33,7 +34,7 @@ def bond(owner: Identity, machine: Identity, number: int = NOW, name: str = "") 
 
 
 def held(*bonds: Bond) -> StatementSet:
-    found = StatementSet(lambda peer: True)
+    found = StatementSet(RUN, lambda peer: True)
     for one in bonds:
         assert found.take(encode(one), NOW) == ""
     return found
@@ -61,7 +62,7 @@ def test_a_bond_of_both_sides_holds_and_fits_its_bound() -> None:
 def test_nobody_claims_a_machine_or_an_owner_without_the_other_side(
     forged: Bond, reason: str
 ) -> None:
-    assert reason in StatementSet(lambda peer: True).take(encode(forged), NOW)
+    assert reason in StatementSet(RUN, lambda peer: True).take(encode(forged), NOW)
 
 
 def test_only_the_two_sides_sign_and_no_key_owns_itself() -> None:
@@ -91,10 +92,10 @@ def test_the_signature_of_one_side_is_no_signature_of_the_other() -> None:
 def test_either_side_ends_a_bond_and_only_a_newer_one_revives_it(side: Identity) -> None:
     made = bond(OWNER, MACHINES[0])
     found = held(made, release(made, side))
-    assert owners_of(found.bonds()) == {}
+    assert found.said().owners == {}
     assert found.take(encode(made), NOW) == HELD_ALREADY
     assert found.take(encode(bond(OWNER, MACHINES[0], NOW + 1)), NOW) == ""
-    assert owners_of(found.bonds()) == {MACHINES[0].peer: Owner(OWNER.peer)}
+    assert found.said().owners == {MACHINES[0].peer: Owner(OWNER.peer)}
 
 
 def test_the_newest_owner_and_the_newest_name_count() -> None:
@@ -104,7 +105,7 @@ def test_the_newest_owner_and_the_newest_name_count() -> None:
         bond(OWNER, MACHINES[2], NOW),
         bond(OTHER, MACHINES[2], NOW + 1, "hers"),
     )
-    assert owners_of(found.bonds()) == {
+    assert found.said().owners == {
         MACHINES[0].peer: Owner(OWNER.peer, "new"),
         MACHINES[1].peer: Owner(OWNER.peer, "new"),
         MACHINES[2].peer: Owner(OTHER.peer, "hers"),
@@ -113,9 +114,9 @@ def test_the_newest_owner_and_the_newest_name_count() -> None:
 
 def test_keys_that_claim_each_other_stay_apart() -> None:
     a, b, c = MACHINES[:3]
-    assert owners_of(held(bond(a, b), bond(b, a)).bonds()) == {}
-    assert owners_of(held(bond(a, b), bond(b, c), bond(c, a)).bonds()) == {}
-    chain = owners_of(held(bond(a, b), bond(b, c)).bonds())
+    assert held(bond(a, b), bond(b, a)).said().owners == {}
+    assert held(bond(a, b), bond(b, c), bond(c, a)).said().owners == {}
+    chain = held(bond(a, b), bond(b, c)).said().owners
     assert chain == {b.peer: Owner(a.peer)}, "a machine owns nothing"
 
 
@@ -134,7 +135,7 @@ _BONDS = [
 def test_the_same_statements_in_any_order_give_the_same_set_and_owners(
     chosen: set[int], rng: Random
 ) -> None:
-    first, second = (StatementSet(lambda peer: True, lambda *signed: True) for _ in range(2))
+    first, second = (StatementSet(RUN, lambda peer: True, lambda *signed: True) for _ in range(2))
     order = sorted(chosen)
     for number in order:
         first.take(encode(_BONDS[number]), NOW)
@@ -143,12 +144,12 @@ def test_the_same_statements_in_any_order_give_the_same_set_and_owners(
         second.take(encode(_BONDS[number]), NOW)
     assert first.everything() == second.everything()
     assert first.names() == second.names()
-    assert owners_of(first.bonds()) == owners_of(second.bonds())
+    assert first.said().owners == second.said().owners
 
 
 def test_statements_about_peers_without_receipts_are_bounded() -> None:
     listed: set[PeerId] = set()
-    found = StatementSet(listed.__contains__, lambda peer, message, signature: True)
+    found = StatementSet(RUN, listed.__contains__, lambda peer, message, signature: True)
 
     def about(number: int) -> bytes:
         return encode(Bond(OWNER.peer, number.to_bytes(32, "big"), NOW))

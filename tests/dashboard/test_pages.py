@@ -6,9 +6,14 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from dugnad.averaging.board import Basis, Owner, Tally, make_board
+from dugnad.averaging.board import Basis, Claim, Owner, Tally, make_board
 from dugnad.dashboard import events as ev
-from dugnad.dashboard.boardpage import board_query, leaderboard_csv, leaderboard_page
+from dugnad.dashboard.boardpage import (
+    board_query,
+    leaderboard_csv,
+    leaderboard_json,
+    leaderboard_page,
+)
 from dugnad.dashboard.contributor import Receipt, contributor_page, known_peer
 from dugnad.dashboard.figures import Choice
 from dugnad.dashboard.frontpage import eta, events_page, front_page
@@ -300,6 +305,27 @@ def test_an_owner_is_one_row_whose_page_lists_its_machines() -> None:
     found = checked(leaderboard_page(known, board_query({}), ids(3)[1]))
     assert "Around the row that was looked for" in found.text
     rows = leaderboard_csv(known).splitlines()
-    assert rows[0].endswith(",last,machines")
+    assert rows[0].endswith(",last,disputed,dispute,machines")
     mine = next(one for one in rows if owner in one)
     assert mine.endswith(f",{ids(3)[1]} {ids(3)[0]}")
+
+
+def test_a_disputed_claim_is_shown_with_its_reason_everywhere() -> None:
+    first, second = keys(2)
+    tallies = {peer: Tally(tokens=100) for peer in (first, second)}
+    claims = {
+        first: Claim(900.0, 90.0, 5400, f"its receipts claim more {HOSTILE[0]}"),
+        second: Claim(50.0, None),
+    }
+    made = make_board(tallies, Basis(NOW_MS, 9, 0, (5, 4), (4, 3)), None, claims)
+    known = view(ev.BoardComputed(at_ms=NOW_MS, board=made))
+    whole = checked(leaderboard_page(known, board_query({}), ""))
+    assert whole.text.count("disputed: 5.40 k tokens") == 1
+    page = checked(contributor_page(known, ids(2)[0], []))
+    for words in ("5.40 k tokens: its receipts claim more", "900 tokens/s", "90 tokens/s"):
+        assert words in page.text
+    other = checked(contributor_page(known, ids(2)[1], []))
+    assert "not timed by enough members yet" in other.text
+    assert "Disputed" not in other.text
+    assert "its receipts claim more" in leaderboard_csv(known)
+    assert b'"disputed":5400' in leaderboard_json(known)

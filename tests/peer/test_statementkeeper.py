@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dugnad.averaging.board import Owner
-from dugnad.averaging.owners import Bond, accept, offer, owners_of
+from dugnad.averaging.owners import Bond, accept, offer
 from dugnad.averaging.statements import StatementSet
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId
@@ -16,7 +16,7 @@ from dugnad.peer.paths import Home
 from dugnad.peer.pull import Puller
 from dugnad.peer.statementkeeper import KEY, StatementKeeper
 
-from .transfer_world import Shelf, Swarm, swarm  # noqa: TID252  the world is no installed package
+from .transfer_world import RUN, Shelf, Swarm, swarm  # noqa: TID252  the world is no installed package
 
 OWNER = Identity.ephemeral(b"o" * 32)
 NOW = 1_764_500_000_000
@@ -37,6 +37,7 @@ def daemon_in(folder: Path) -> Any:  # Any: stands in for a daemon
     return SimpleNamespace(
         home=home,
         boot=1,
+        run_id=RUN,
         store=FakeStore(),
         notes=notes,
         note=lambda kind, text: notes.append(text),
@@ -66,8 +67,8 @@ async def test_a_peer_ends_with_the_statements_that_another_has(tmp_path: Path) 
     await keeper.once()
     assert daemon.notes == []
     assert keeper.held.everything() == there.everything()
-    assert keeper.owners() == owners_of(there.bonds())
-    assert len(keeper.owners()) == 120
+    assert keeper.said().owners == there.said().owners
+    assert len(keeper.said().owners) == 120
 
 
 async def test_what_was_heard_is_kept_over_a_restart(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ async def test_a_forged_statement_is_its_tellers_fault_and_not_kept(tmp_path: Pa
     keeper = StatementKeeper(daemon)
     fault = await keeper.compare(Puller(network.mine), network.peers[0])
     assert "has not signed" in fault
-    assert PeerId(b"m" * 32) not in keeper.owners()
+    assert PeerId(b"m" * 32) not in keeper.said().owners
 
 
 async def test_a_daemon_takes_up_its_own_bond_and_its_owners_releases(tmp_path: Path) -> None:
@@ -105,13 +106,13 @@ async def test_a_daemon_takes_up_its_own_bond_and_its_owners_releases(tmp_path: 
     keeper = StatementKeeper(machine)
     accept_offer(machine.home, offer_text(sign(owner.home, me.peer, NOW)))
     assert keeper.look() == ""
-    assert keeper.owners() == {me.peer: Owner(key.peer, "Kari")}
+    assert keeper.said().owners == {me.peer: Owner(key.peer, "Kari")}
     at_owner = StatementKeeper(owner)
     assert at_owner.held.take(keeper.held.everything()[0], NOW) == ""
     release_machine(owner.home, me.peer)
     assert at_owner.look() == ""
-    assert at_owner.owners() == {}
+    assert at_owner.said().owners == {}
     assert keeper.held.take(at_owner.held.everything()[0], NOW) == ""
-    assert keeper.owners() == {}
+    assert keeper.said().owners == {}
     machine.home.bond_file.write_bytes(b"\xc1")
     assert "damaged" in keeper.look()

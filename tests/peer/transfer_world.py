@@ -173,7 +173,7 @@ class Shelf:
         self.text: bytes | None = None
         self.shards: dict[int, bytes] = {}
         self.chain: tuple[CommitRecord, ...] = ()
-        self.said = StatementSet(lambda peer: True)
+        self.said = StatementSet(RUN, lambda peer: True)
         self.asked = 0
 
     def manifest(self) -> bytes | None:
