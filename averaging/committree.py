@@ -23,6 +23,7 @@ seconds, twice what a store gives as one lineage."""
 KEPT_VERSIONS: Final = 64
 """Newest versions whose tables and inputs stay: a commit below them can only be added to a new tree
 (:data:`LATE`). Readers of a file need one; a watcher whose receipts come late needs some."""
+NOT_LINKED: Final = "it is not linked: its parent is not there"
 LATE: Final = "it is older than what this tree can still take: a new tree has to be made"
 
 _MANY: Final = b"many"
@@ -116,7 +117,7 @@ class CommitTree:
             return f"a fragment has more than {NODES_MAX} commits"
         parent = self._lineage.get(header.parent)
         if parent is None or header.parent == digest:
-            return "it is not linked: its parent is not there"
+            return NOT_LINKED
         if parent.version <= self._bare:
             return LATE
         reason = self._lineage.judge(record, header.time_ms, tables=self._whole)

@@ -20,13 +20,15 @@ PAGE: Final = 64
 """Commits handed to a fold at once."""
 
 
-def fold_from(rules: CreditRules, starts: Sequence[Start]) -> CreditFold:
+def fold_from(
+    rules: CreditRules, starts: Sequence[Start], base: FoldState | None = None
+) -> CreditFold:
     """A fold to which the commits above ``starts`` (one a fragment, ascending) can be applied.
 
-    Of what lies below a start above version 0 it knows nothing: it is neither credited nor known
-    to be covered.
+    Of what lies below a start above version 0 it knows what ``base`` tells that stands there, or
+    nothing: then it is neither credited nor known to be covered.
     """
-    rows = tuple(
+    empty = tuple(
         FragmentState(
             fragment=p,
             version=start.version,
@@ -43,6 +45,8 @@ def fold_from(rules: CreditRules, starts: Sequence[Start]) -> CreditFold:
         )
         for p, start in enumerate(starts)
     )
+    held = {(row.version, row.digest): row for row in base.fragments if row.version} if base else {}
+    rows = tuple(held.get((row.version, row.digest), row) for row in empty)
     return CreditFold.restore(rules, FoldState(FORMULA, rules.run, rows))
 
 

@@ -316,6 +316,10 @@ class OurPeer:
         """Nothing: nobody is behind."""
         return ()
 
+    def news(self) -> bytes | None:
+        """Nobody watches."""
+        return None
+
     def statement_names(self) -> Sequence[bytes]:
         """None: nobody owns several machines here."""
         return ()

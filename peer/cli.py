@@ -26,7 +26,6 @@ from dugnad.peer import (
 from dugnad.peer.cli_common import HomeOption, JsonOption, ask, print_json
 from dugnad.peer.clock import wall_ms
 from dugnad.peer.errors import (
-    EXIT_FAILURE,
     EXIT_OK,
     EXIT_PAUSED,
     UserError,
@@ -221,18 +220,24 @@ def units(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command("dashboard")
-def dashboard_address(home: HomeOption = None) -> None:
-    """Where the daemon serves the public page of the run. Exit 1: it serves none."""
-    address = ask(home, "/v1/status").get("dashboard", "")
-    if address:
-        print(address)
-        return
-    print(
-        "the daemon serves no public page; start or join with --dashboard HOST:PORT, or put"
-        ' dashboard = "HOST:PORT" into config.toml and start it again',
-        file=sys.stderr,
-    )
-    _finish(EXIT_FAILURE)
+def dashboard_pages(
+    link: Annotated[
+        str | None, typer.Argument(metavar="[LINK]", help="Watch this run; `@FILE` as with join.")
+    ] = None,
+    *,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Default: 127.0.0.1:8080.")
+    ] = None,
+    where: Annotated[
+        bool, typer.Option("--where", help="Say where the running daemon serves its page.")
+    ] = False,
+    home: HomeOption = None,
+) -> None:
+    """Serve the pages of a run without taking part in it, or of the runs on this machine's disk."""
+    from dugnad.peer.dashboardcommand import say_where, serve
+
+    place = Home.locate(home)
+    _finish(say_where(place) if where else serve(link, listen, place))
 
 
 @app.command()

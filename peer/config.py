@@ -268,7 +268,7 @@ def _as_endpoint(raw: object) -> Endpoint:
     return parse_endpoint(str(raw))
 
 
-def _as_page(raw: object) -> Endpoint | None:
+def parse_page(raw: object) -> Endpoint | None:
     """As an endpoint, or None for ''. A bare port serves this machine only: a page that everybody
     can read is opened on purpose."""
     if raw == "":
@@ -322,7 +322,7 @@ _PARSERS: Final[Mapping[str, Callable[[object], object]]] = {
     "quic": as_bool,
     "codec": as_codec,
     "control_port": lambda raw: as_number(raw, int, 0, _PORT_MAX),
-    "dashboard": _as_page,
+    "dashboard": parse_page,
     "link_file": _as_path,
     "yes": as_bool,
 } | {key: parser for key, (parser, _) in LIMIT_PARSERS.items()}

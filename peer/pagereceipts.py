@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from dugnad.averaging.coverage import unit_fragment
 from dugnad.averaging.formats import CommitRecord, Input
@@ -12,11 +12,14 @@ from dugnad.averaging.lineage import Node
 from dugnad.dashboard.contributor import Receipt
 from dugnad.dashboard.live import TooManyReaders
 from dugnad.dht.ids import PeerId, RunId, parse_peer, peer_text
+from dugnad.peer.manifest import Manifest
 from dugnad.peer.store import Receipt as Row
 from dugnad.peer.store import Store
 
 if TYPE_CHECKING:
     from dugnad.peer.daemon import Daemon
+
+T = TypeVar("T")
 
 RECEIPTS_MAX: Final = 100
 """In one answer: the newest, as many as a page shows."""
@@ -25,11 +28,70 @@ READERS_MAX: Final = 16
 the promises of the exchange wait for no more than one answer."""
 
 
-class PageReceipts:
-    """Looks receipts up in the store of a daemon."""
+class ReceiptSource(Protocol):
+    """What the receipts of a page are looked up in."""
+
+    @property
+    def run_id(self) -> RunId:
+        """The run."""
+        ...
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the run is."""
+        ...
+
+    async def stored(self, work: Callable[[Store], T]) -> T:
+        """What `work` finds in the store."""
+        ...
+
+    def chain(self, fragment: int) -> Mapping[int, Node]:
+        """The newest versions of the chosen lineage, as far as they are in memory."""
+        ...
+
+    def settled(self, fragment: int) -> int:
+        """The newest version of a fragment that is settled."""
+        ...
+
+
+class DaemonReceipts:
+    """The receipts of a daemon."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+
+    @property
+    def run_id(self) -> RunId:
+        """The run."""
+        return self._daemon.run_id
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the run is."""
+        return self._daemon.manifest
+
+    async def stored(self, work: Callable[[Store], T]) -> T:
+        """What `work` finds in the store."""
+        return await self._daemon.store.call(work)
+
+    def chain(self, fragment: int) -> Mapping[int, Node]:
+        """The newest versions of the chosen lineage, as far as they are in memory."""
+        shells = self._daemon.averager.fragments
+        if fragment >= len(shells):
+            return {}
+        core = shells[fragment].core
+        return {node.version: node for node in core.view.lineage.ancestors(core.head)}
+
+    def settled(self, fragment: int) -> int:
+        """The newest version of a fragment that is settled."""
+        return self._daemon.ledger.fold.settled(fragment)
+
+
+class PageReceipts:
+    """Looks receipts up in a store, and says what became of them."""
+
+    def __init__(self, source: ReceiptSource) -> None:
+        self._source = source
         self._turn = asyncio.Lock()
         self._waiting = 0
 
@@ -51,23 +113,15 @@ class PageReceipts:
         self._waiting += 1
         try:
             async with self._turn:
-                found = await self._daemon.store.call(lambda store: _found(store, key, wanted))
+                found = await self._source.stored(lambda store: _found(store, key, wanted))
         finally:
             self._waiting -= 1
-        chains = {p: self._chain(p) for p in {row.fragment for row, _ in found}}
+        chains = {p: self._source.chain(p) for p in {row.fragment for row, _ in found}}
         made = (self._made(key, row, commit, chains[row.fragment]) for row, commit in found)
         return [one for one in made if one is not None]
 
-    def _chain(self, fragment: int) -> dict[int, Node]:
-        """The newest versions of the chosen lineage, as far as they are in memory."""
-        shells = self._daemon.averager.fragments
-        if fragment >= len(shells):
-            return {}
-        core = shells[fragment].core
-        return {node.version: node for node in core.view.lineage.ancestors(core.head)}
-
     def _made(
-        self, key: PeerId, row: Row, commit: CommitRecord | None, chain: dict[int, Node]
+        self, key: PeerId, row: Row, commit: CommitRecord | None, chain: Mapping[int, Node]
     ) -> Receipt | None:
         one = _input(commit, key, row.seq) if commit is not None else None
         if commit is None or one is None:
@@ -76,14 +130,15 @@ class PageReceipts:
         builder = _builder(home, row.version, chain)
         witness = builder or _acknowledged(home, commit, chain.get(row.version))
         status, reason = self._judged(row, one, chain, key == home and builder is None)
-        own = _eligible(one, self._daemon.run_id, len(self._daemon.averager.fragments))
+        manifest = self._source.manifest
+        own = _eligible(one, self._source.run_id, len(manifest.table.fragments))
         return Receipt(
             at_ms=row.time_ms,
             fragment=row.fragment,
             version=row.version,
             seq=row.seq,
             tokens=row.tokens,
-            credited=0 if status == "refused" else own * self._daemon.manifest.data.context,
+            credited=0 if status == "refused" else own * manifest.data.context,
             status=status,
             reason=reason,
             home=peer_text(home),
@@ -92,14 +147,14 @@ class PageReceipts:
         )
 
     def _judged(
-        self, row: Row, one: Input, chain: dict[int, Node], unwitnessed: bool
+        self, row: Row, one: Input, chain: Mapping[int, Node], unwitnessed: bool
     ) -> tuple[str, str]:
         chosen = chain.get(row.version)
         if one.refusal:
             return "refused", one.refusal
         if chosen is not None and chosen.digest != row.digest:
             return "refused", "another version was chosen"
-        if row.version > self._daemon.ledger.fold.settled(row.fragment):
+        if row.version > self._source.settled(row.fragment):
             return "provisional", "newer merges have to build on it first"
         if unwitnessed and chosen is not None:
             return "provisional", "no other peer has confirmed it yet"
@@ -132,7 +187,7 @@ def _eligible(one: Input, run: RunId, fragments: int) -> int:
     )
 
 
-def _builder(home: PeerId, version: int, chain: dict[int, Node]) -> PeerId | None:
+def _builder(home: PeerId, version: int, chain: Mapping[int, Node]) -> PeerId | None:
     """The first other home that built on a version: the witness that settles credit."""
     while (node := chain.get(version := version + 1)) is not None and node.record is not None:
         if node.record.header.home != home:

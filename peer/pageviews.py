@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from dugnad.averaging import events as averaging
 from dugnad.averaging import formats as fm
 from dugnad.averaging.lineage import Node
@@ -145,7 +147,7 @@ def peer_row(daemon: Daemon, peer: PeerId, listed: dict[str, int], at: Moment) -
         peer=text,
         name=advert.label if advert is not None else name,
         roles=advert.roles if advert is not None else (),
-        device=_devices(advert),
+        device=devices_text(advert),
         tokens_per_s=_speed(daemon, advert, mine=mine, here=here),
         link=link,
         codec=daemon.links.carried_to(peer).codec,
@@ -161,6 +163,14 @@ def peer_row(daemon: Daemon, peer: PeerId, listed: dict[str, int], at: Moment) -
         region=advert.region if advert is not None else "",
         gone_ms=0 if here else at.wall_of(since),
     )
+
+
+def lasting(row: ev.PeerRow | None) -> ev.PeerRow | None:
+    """``row`` without times, which the rounding of two clocks changes, too."""
+    if row is None:
+        return None
+    gone = int(row.gone_ms > 0)
+    return msgspec.structs.replace(row, last_seen_ms=0, since_ms=0, gone_ms=gone)
 
 
 def _speed(daemon: Daemon, advert: Advert | None, *, mine: bool, here: bool) -> float:
@@ -194,7 +204,8 @@ def _link(advert: Advert | None, here: bool) -> ev.Link:
     return "direct" if said == "unknown" and here else said
 
 
-def _devices(advert: Advert | None) -> str:
+def devices_text(advert: Advert | None) -> str:
+    """The devices that an advert names, in a few words."""
     if advert is None:
         return ""
     named = [

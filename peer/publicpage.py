@@ -24,10 +24,11 @@ from dugnad.peer.config import Endpoint
 from dugnad.peer.errors import UserError
 from dugnad.peer.learner.process import LearnerGone
 from dugnad.peer.pagehistory import PageHistory
-from dugnad.peer.pagereceipts import PageReceipts
+from dugnad.peer.pagereceipts import DaemonReceipts, PageReceipts
 from dugnad.peer.pageviews import (
     Moment,
     adopted_heads,
+    lasting,
     own_state,
     peer_row,
     peer_rows,
@@ -72,7 +73,7 @@ class PublicPage:
     def __init__(self, daemon: Daemon, endpoint: Endpoint) -> None:
         self.daemon = daemon
         self.endpoint = endpoint
-        self.receipts = PageReceipts(daemon)
+        self.receipts = PageReceipts(DaemonReceipts(daemon))
         self.history = PageHistory(daemon.store)
         self.feed = RunFeed(self.receipts)
         self._server: DashboardServer | None = None
@@ -280,7 +281,7 @@ class PublicPage:
         changed = tuple(
             row
             for row in rows.values()
-            if everybody or _lasting(row) != _lasting(self._rows.get(row.peer))
+            if everybody or lasting(row) != lasting(self._rows.get(row.peer))
         )
         self._rows = rows
         if changed:
@@ -381,11 +382,3 @@ class PublicPage:
 def moment() -> Moment:
     """Now, on both clocks."""
     return Moment(clock.now(), clock.wall_ms())
-
-
-def _lasting(row: ev.PeerRow | None) -> ev.PeerRow | None:
-    """``row`` without times, which the rounding of two clocks changes, too."""
-    if row is None:
-        return None
-    gone = int(row.gone_ms > 0)
-    return msgspec.structs.replace(row, last_seen_ms=0, since_ms=0, gone_ms=gone)

@@ -36,9 +36,11 @@ from dugnad.dht.records import RecordError, decode, encode
 from dugnad.peer.corpus import SHARD_BYTES
 from dugnad.peer.flow import Flow, Meter, Rates
 from dugnad.peer.manifest import MANIFEST_BYTES_MAX
+from dugnad.peer.newswire import NEWS_BYTES_MAX, News
 from dugnad.peer.pullchecks import (
     chain_in,
     head_rows_in,
+    news_in,
     statements_in,
     summaries_in,
     with_hash,
@@ -64,6 +66,7 @@ from dugnad.peer.transferwire import (
     GetHeads,
     GetLeaves,
     GetManifest,
+    GetNews,
     GetPieces,
     GetShard,
     GetStatements,
@@ -182,6 +185,12 @@ class Puller:
         """The statements of these names (STATEMENTS_MAX at most) that one peer holds."""
         request = GetStatements(tuple(names))
         return await self._ask([peer], request, STATEMENTS_BYTES_MAX, statements_in)
+
+    async def news(self, peer: PeerId) -> News:
+        """What one peer tells an observer: its word, but for the adverts' own signatures, which are
+        not checked.
+        """
+        return await self._ask([peer], GetNews(), NEWS_BYTES_MAX, news_in)
 
     async def payload(self, peers: Sequence[PeerId], header: Header, size: int) -> bytes:
         """The payload of a commit of a fragment with `size` parameters, matching its root."""

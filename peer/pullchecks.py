@@ -16,6 +16,7 @@ from dugnad.averaging.formats import (
 from dugnad.averaging.reconcile import Summary
 from dugnad.dht.ids import RunId
 from dugnad.dht.records import RecordError, decode
+from dugnad.peer.newswire import News, decode_news
 from dugnad.peer.transferwire import (
     COMMITS_BYTES_MAX,
     HEADS_BYTES_MAX,
@@ -62,6 +63,14 @@ def statements_in(data: bytes) -> tuple[bytes, ...]:
     if len(found) > STATEMENTS_MAX:
         raise Refusal("more statements than were asked for")
     return found
+
+
+def news_in(data: bytes) -> News:
+    """The news in `data`."""
+    try:
+        return decode_news(data)
+    except RecordError as fault:
+        raise Refusal(fault.reason) from None
 
 
 def chain_in(run: RunId | None, request: GetCommits, data: bytes) -> tuple[CommitRecord, ...]:

@@ -69,7 +69,7 @@ async def sync_fragment(
         fetched, fault = await _fetch(puller, rules, peer, fragment, search.missing)
     except PullError as error:
         return SyncResult(len(search.missing), rounds=search.rounds, fault=error.reason)
-    kept = await store.call(lambda one: _keep(one, fragment, fetched))
+    kept = await store.call(lambda one: keep_connected(one, fragment, fetched))
     return SyncResult(len(search.missing), kept, search.rounds, search.complete, fault)
 
 
@@ -87,14 +87,14 @@ async def _fetch(
             digest = header_digest(commit.header, rules.run)
             if digest in found or digest not in wanted:
                 continue
-            sound, fault = await asyncio.to_thread(_judged, commit, rules)
+            sound, fault = await asyncio.to_thread(judged, commit, rules)
             if fault:
                 return found, f"a commit of it is refused: {fault}"
             found[digest] = sound
     return found, ""
 
 
-def _judged(commit: CommitRecord, rules: CreditRules) -> tuple[CommitRecord, str]:
+def judged(commit: CommitRecord, rules: CreditRules) -> tuple[CommitRecord, str]:
     """The commit with the acks that hold, and why it cannot be kept, or ''."""
     run, now = rules.run, clock.wall_ms()
     if fault := commit_reason(commit, run, rules.sequence_tokens, verify_ed25519, now):
@@ -102,8 +102,10 @@ def _judged(commit: CommitRecord, rules: CreditRules) -> tuple[CommitRecord, str
     return with_true_acks(commit, run, verify_ed25519), ""
 
 
-def _keep(store: Store, fragment: int, fetched: dict[bytes, CommitRecord]) -> int:
-    """Keep what hangs together with what is here, while there is room for forks."""
+def keep_connected(store: Store, fragment: int, fetched: dict[bytes, CommitRecord]) -> int:
+    """Keep what hangs together with what is here, while there is room for forks; how many are
+    new.
+    """
     held = set(store.digests(fragment, 0))
     chosen = connected(held, fetched)
     room = FORKS_MAX + store.versions(fragment) - len(held)

@@ -12,6 +12,7 @@ from dugnad.averaging.worker import Commit
 from dugnad.peer import clock
 from dugnad.peer.corpus import CorpusError
 from dugnad.peer.manifest import encode_manifest
+from dugnad.peer.newswire import encoded_news
 from dugnad.peer.store import StoreError
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 DIGESTS_S: Final = 5.0
 """Names of commits are served from memory for so long."""
+NEWS_S: Final = 1.0
+"""And the same news to all observers."""
 
 
 class Serving:
@@ -28,6 +31,7 @@ class Serving:
         self.daemon = daemon
         self._manifest = encode_manifest(daemon.manifest)
         self._digests: dict[int, tuple[int, float, list[bytes]]] = {}
+        self._news: tuple[float, bytes] | None = None
 
     def manifest(self) -> bytes | None:
         """The manifest as the run id names it."""
@@ -37,6 +41,13 @@ class Serving:
         """The heads of all fragments, those of version 0 included."""
         heads = [shell.core.head for shell in self.daemon.averager.fragments]
         return tuple(fm.HeadRow(p, head.version, head.digest) for p, head in enumerate(heads))
+
+    def news(self) -> bytes | None:
+        """Who is here and how the run stands; made at most once a second."""
+        now = clock.now()
+        if self._news is None or now - self._news[0] >= NEWS_S:
+            self._news = (now, encoded_news(self.daemon))
+        return self._news[1]
 
     def commit(self, fragment: int, digest: bytes) -> Commit | None:
         """A commit's payload."""

@@ -182,6 +182,18 @@ class Store(StoreFile):
             if commit is not None:
                 yield bytes(digest), commit
 
+    def commits_after(self, row: int, limit: int = 64) -> list[tuple[int, bytes, CommitRecord]]:
+        """(row, digest, commit) of stored commits in the order in which they came, those after
+        ``row`` (0: from the first); rows rise.
+        """
+        with store_errors(self.path):
+            rows = self._db.execute(
+                "SELECT rowid, digest, header, inputs, acks FROM commits WHERE rowid > ?"
+                " ORDER BY rowid LIMIT ?",
+                (row, limit),
+            ).fetchall()
+        return [(int(n), bytes(digest), self._record((h, i, a))) for n, digest, h, i, a in rows]
+
     def receipts(self, peer: PeerId, limit: int = 100) -> list[Receipt]:
         """The newest inputs of ``peer`` in stored commits, newest first."""
         with store_errors(self.path):

@@ -51,6 +51,7 @@ from dugnad.peer.transferwire import (
     GetHeads,
     GetLeaves,
     GetManifest,
+    GetNews,
     GetPieces,
     GetShard,
     GetStatements,
@@ -171,7 +172,7 @@ def _payload_root(payload: bytes, codec: str) -> bytes:
 class Donor(Protocol):
     """What a peer holds and gives to others. No method raises; None or nothing: not here.
 
-    The first four are called on the event loop and must answer at once; the others may read the
+    The first five are called on the event loop and must answer at once; the others may read the
     disk and are called in threads.
     """
 
@@ -181,6 +182,10 @@ class Donor(Protocol):
 
     def heads(self) -> tuple[HeadRow, ...]:
         """The heads of all fragments."""
+        ...
+
+    def news(self) -> bytes | None:
+        """Who is here and how the run stands, encoded."""
         ...
 
     def commit(self, fragment: int, digest: bytes) -> Commit | None:
@@ -262,6 +267,8 @@ class PullServer:
                 found = self._donor.manifest() if run == self._run else None
             case GetHeads():
                 found = encode(self._donor.heads())
+            case GetNews():
+                found = self._donor.news()
             case GetLeaves():
                 found = b"".join(self._leaves(request)[0])
             case GetPieces():

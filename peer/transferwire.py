@@ -193,6 +193,10 @@ class GetStatements(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     names: Annotated[tuple[_Digest, ...], msgspec.Meta(min_length=1, max_length=STATEMENTS_MAX)]
 
 
+class GetNews(msgspec.Struct, frozen=True, array_like=True, tag="n"):
+    """Ask who is here and how the run stands, as `dugnad.peer.newswire.News`: for observers."""
+
+
 Request = (
     GetManifest
     | GetLeaves
@@ -203,6 +207,7 @@ Request = (
     | GetSummaries
     | GetStatementSummaries
     | GetStatements
+    | GetNews
 )
 
 

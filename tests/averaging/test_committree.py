@@ -5,7 +5,7 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dugnad.averaging.committree import LATE, CommitTree, Start, row_of, start_of, tell
@@ -74,6 +74,7 @@ def expected(lineage: Lineage) -> Node:
     return lineage.best(tails)
 
 
+@settings(max_examples=60)
 @given(forests(), st.randoms(use_true_random=False))
 def test_the_lineage_of_a_set_is_order_free_and_the_lineages_own_choice(
     lineage: Lineage, rng: random.Random

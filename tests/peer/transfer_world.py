@@ -171,6 +171,7 @@ class Shelf:
     def __init__(self, *held: Held) -> None:
         self.held = {(one.header.fragment, one.digest): one for one in held}
         self.text: bytes | None = None
+        self.told: bytes | None = None
         self.shards: dict[int, bytes] = {}
         self.chain: tuple[CommitRecord, ...] = ()
         self.said = StatementSet(RUN, lambda peer: True)
@@ -184,6 +185,9 @@ class Shelf:
             HeadRow(fragment, one.header.version, digest)
             for (fragment, digest), one in sorted(self.held.items())
         )
+
+    def news(self) -> bytes | None:
+        return self.told
 
     def commit(self, fragment: int, digest: bytes) -> Commit | None:
         self.asked += 1
