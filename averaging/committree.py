@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from dugnad.averaging.formats import CommitRecord
-from dugnad.averaging.lineage import Lineage, LineageRules, Node, flip
+from dugnad.averaging.lineage import Lineage, LineageRules, flip
+from dugnad.averaging.node import Node
 
 NODES_MAX: Final = 200_000
 """Commits of one fragment in one tree, about a kilobyte each: two weeks of one every six

@@ -31,6 +31,8 @@ class Own:
     pieces: tuple[UnitPiece, ...]
     share: float = 0.0
     """What part of it is back in the residual."""
+    settled_at: int = 0
+    """The head's version when that changed last."""
     sent: dict[PeerId, str] = field(default_factory=dict)
     """Peer -> 'sending', 'accepted', 'refused' or 'lost'."""
     retry_at: float = 0.0
@@ -83,19 +85,24 @@ class Contributor:
             own.retry_at = self.view.now + RESEND_S
 
     def settle(self) -> None:
-        """Ask the head's chain again what became of each contribution (rule 8)."""
+        """Ask the head's chain again what became of each contribution (rule 8).
+
+        One is forgotten F versions after its window closed, or after what became of it changed
+        last: until then a switch or a join that says otherwise can still be followed.
+        """
         view = self.view
         self.revision += 1
         self.skip_listed()
-        horizon = view.settings.lineage.staleness + view.settings.lineage.horizon
+        rules = view.settings.lineage
         for seq in sorted(self.own):
             own = self.own[seq]
             c = own.contribution
             share = view.lineage.returned_share(view.head, (c.peer, seq), c.base)
             if share != own.share:
-                own.share = share
+                own.share, own.settled_at = share, view.head.version
                 view.out.append(Settle(seq, share))
-            if view.head.version > c.base + horizon:
+            since = max(c.base + rules.staleness, own.settled_at)
+            if view.head.version > since + rules.horizon:
                 if share == 0.0 and view.lineage.listing(view.head, (c.peer, seq)) is None:
                     view.note("given up", f"contribution {seq}: nobody knows whether it is listed")
                 del self.own[seq]

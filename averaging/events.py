@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dugnad.averaging.formats import (
+    NO_DIGEST,
     Ack,
     Checkpoint,
     CommitRecord,
     Contribution,
     Header,
     HeadRow,
+    Heads,
     Input,
     Message,
     UnitPiece,
@@ -99,7 +101,10 @@ class ContributionIn:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """Answers :class:`Merge`: what the commit will say. ``bad`` are inputs that cannot be used."""
+    """Answers :class:`Merge` or :class:`Join`: what the commit will say; without inputs it failed.
+
+    ``bad`` are inputs that cannot be used. A join names the ``other`` head and its share of it.
+    """
 
     parent: bytes
     inputs: tuple[Input, ...]
@@ -109,6 +114,8 @@ class Merged:
     theta_root: bytes
     momentum_root: bytes
     bad: tuple[tuple[Key, str], ...] = ()
+    other: bytes = NO_DIGEST
+    alpha_bits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +166,11 @@ class AckIn:
 
 @dataclass(frozen=True, slots=True)
 class HeadIn:
-    """A peer said which head it has."""
+    """A peer named a commit that it holds; with ``stands`` it is its head."""
 
     sender: PeerId
     row: HeadRow
+    stands: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +275,19 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """Move the anchors after ``parent`` by a share of the way to those after ``other`` (rule 11).
+
+    ``inputs`` are what the commit will list: nothing is merged of them anew.
+    """
+
+    parent: bytes
+    other: bytes
+    alpha_bits: int
+    inputs: tuple[Input, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Sign:
     """Promise and sign this header (its signature is empty)."""
 
@@ -326,8 +347,9 @@ class Forget:
 class Adopt:
     """``digest`` is the head now: its anchors become the learner's base.
 
-    ``undone`` (newest first) and ``applied`` (oldest first) lead from the old head to the new one;
-    with ``gap`` the chain between them is not known.
+    ``undone`` (newest first) are the commits that the old head's lineage lists and the new one's
+    does not; ``applied`` (oldest first) are those on the new head's chain since it left the old
+    one's. With ``gap`` the chain between them is not known.
     """
 
     digest: bytes
@@ -365,6 +387,7 @@ Action = (
     | SendContribution
     | Forward
     | Merge
+    | Join
     | Sign
     | Acknowledge
     | Send
@@ -377,3 +400,13 @@ Action = (
     | DropState
     | Note
 )
+
+
+def heads_in(sender: PeerId, heads: Heads) -> list[HeadIn]:
+    """The events of one message about heads: of each fragment the first row is where it stands."""
+    seen: set[int] = set()
+    found: list[HeadIn] = []
+    for row in heads.rows:
+        found.append(HeadIn(sender, row, row.fragment not in seen))
+        seen.add(row.fragment)
+    return found

@@ -1,9 +1,9 @@
 """The exchange of one fragment: an asynchronous, leaderless all-reduce (DESIGN.md section 8).
 
 ``Exchange.handle(event, now) -> actions`` is all there is: no clock, no randomness, no I/O. It
-joins three parts over one shared view: the *contributor* (my own progress), the *home* (merging,
-when it is my turn) and the *follower* (what others merged). The daemon and the simulator run it
-alike.
+joins four parts over one shared view: the *contributor* (my own progress), the *home* (merging,
+when it is my turn), the *follower* (what others merged) and the *joiner* (sides that went on
+apart). The daemon and the simulator run it alike.
 
 States of one version at one peer: waiting (before it is due) -> handing in -> collecting, when I
 am home, or waiting for the home -> head. What fails: the home dies or hangs (succession), my
@@ -47,7 +47,9 @@ from dugnad.averaging.events import (
 from dugnad.averaging.follower import Follower
 from dugnad.averaging.formats import Checkpoint
 from dugnad.averaging.home import Home
-from dugnad.averaging.lineage import Lineage, Node
+from dugnad.averaging.joiner import Joiner
+from dugnad.averaging.lineage import Lineage
+from dugnad.averaging.node import Node
 from dugnad.averaging.view import ExchangeSettings, View
 from dugnad.dht.ids import PeerId
 
@@ -72,8 +74,9 @@ class Exchange:
         self.view = View(settings=settings, lineage=lineage, head=lineage.genesis)
         self.view.held.add(lineage.genesis.digest)
         self.contributor = Contributor(self.view)
-        self.home = Home(self.view, self.contributor)
-        self.follower = Follower(self.view)
+        self.joiner = Joiner(self.view)
+        self.home = Home(self.view, self.contributor, self.joiner)
+        self.follower = Follower(self.view, self.joiner)
         self.deadline: float | None = None
         self._started = False
 
@@ -155,12 +158,15 @@ class Exchange:
             case AckIn():
                 self.follower.ack_in(event)
             case HeadIn():
+                self.joiner.head_in(event)
                 self.follower.head_in(event)
             case CommitsWanted():
                 self.follower.wanted(event)
             case Obtained(digest):
+                self.joiner.obtained(digest)
                 self.follower.obtained(digest)
             case ObtainFailed():
+                self.joiner.obtain_failed(event)
                 self.follower.obtain_failed(event)
             case Ordered(stopped, banned):
                 view.stopped, view.banned = stopped, banned
@@ -184,6 +190,7 @@ class Exchange:
         self.home.home_lost(peer)
         view.live.pop(peer, None)
         self.contributor.forget_peer(peer)
+        self.joiner.peer_down(peer)
         for holders in view.holders.values():
             holders.pop(peer, None)
         self.follower.dirty = True
@@ -197,6 +204,8 @@ class Exchange:
 
     def _turn(self) -> bool:
         """One round over the parts; True when there may be more to do."""
+        if self.joiner.look():
+            self.follower.dirty = True
         if self.follower.act():
             self.contributor.settle()
             self.home.new_head()
@@ -207,7 +216,8 @@ class Exchange:
         return len(self.view.out) > before and self.follower.dirty
 
     def _next_deadline(self) -> float | None:
-        times = [self.contributor.deadline(), self.home.deadline(), self.follower.deadline()]
+        parts = (self.contributor, self.home, self.follower, self.joiner)
+        times = [part.deadline() for part in parts]
         found = [one for one in times if one is not None]
         if not found:
             return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from dugnad.averaging.chains import answer, named
 from dugnad.averaging.events import (
     AckIn,
     Acknowledge,
@@ -23,22 +24,21 @@ from dugnad.averaging.events import (
 )
 from dugnad.averaging.formats import (
     ACKS_MAX,
-    COMMITS_PER_REPLY_MAX,
     DIGEST_BYTES,
-    MESSAGE_BYTES_MAX,
     Ack,
-    Checkpoint,
     CommitRecord,
-    Commits,
     HeadRow,
     Heads,
     WantCommits,
     header_digest,
 )
-from dugnad.averaging.lineage import CLOCK_AHEAD_MS, NODES_MAX, Node
+from dugnad.averaging.join import JOIN
+from dugnad.averaging.joiner import Joiner
+from dugnad.averaging.lineage import CLOCK_AHEAD_MS
+from dugnad.averaging.node import Node
 from dugnad.averaging.view import View
+from dugnad.averaging.witness import lone, witnessed
 from dugnad.dht.ids import PeerId
-from dugnad.dht.records import encode
 
 CATCH_UP_MAX: Final = 8
 """Further behind than this, whole anchors are cheaper than payload after payload."""
@@ -49,12 +49,8 @@ WHOLE_AFTER: Final = 2
 anchors, else two peers that need each other's word would wait for ever."""
 SEEN_MAX: Final = 512
 """Commits whose first sight is remembered: a full lineage twice over."""
-REPLY_BYTES_MAX: Final = MESSAGE_BYTES_MAX // 2
-"""Commits in one answer; a single one is less (``home.COMMIT_PIECES_MAX``)."""
 ASK_AGAIN_S: Final = 2.0
 """A chain that was asked for and did not come is asked for again after this."""
-TIPS_NAMED: Final = 8
-"""Ends of branches named when a chain is asked for; more are a flood."""
 BAD_MAX: Final = 256
 """Digests remembered as refused."""
 BACKOFF_FIRST_S: Final = 0.5
@@ -67,8 +63,9 @@ STATES_KEPT: Final = 2
 class Follower:
     """Decides what to fetch, witness and adopt; reads and writes the shared view."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, joiner: Joiner) -> None:
         self.view = view
+        self.joiner = joiner
         self.bad: dict[bytes, str] = {}
         self.asked: dict[bytes, tuple[float, PeerId]] = {}
         """Digest -> when its chain was asked for last, and of whom."""
@@ -111,7 +108,7 @@ class Follower:
         view = self.view
         if event.checkpoint is not None:
             self._checkpoint(event)
-        known = len(view.lineage.nodes)
+        known, last = len(view.lineage.nodes), b""
         for record in event.records:
             digest = header_digest(record.header, view.settings.lineage.run)
             if view.lineage.get(digest) is None:
@@ -120,12 +117,13 @@ class Follower:
                 self._saw(digest, self._made_at(record))
             if not self.commit_in(event.sender, record):
                 return
+            last = digest
         if len(view.lineage.nodes) == known:
             return
         # more may follow what fitted into one answer
         for digest, (_, peer) in list(self.asked.items()):
             if peer == event.sender and view.lineage.get(digest) is None:
-                self._ask(peer, digest, again=True)
+                self._ask(peer, digest, (last or view.head.digest,))
 
     def _holds(self, peer: PeerId, digest: bytes) -> None:
         """Remember a source; a new one is tried at once, an old one after its back-off."""
@@ -147,12 +145,14 @@ class Follower:
 
     def _rates_fault(self, record: CommitRecord) -> str:
         ours, its = self.view.settings, record.header
+        if its.kind == JOIN:
+            return ""  # it has rates of its own
         same = (ours.eta_bits, ours.mu_bits) == (its.eta_bits, its.mu_bits)
         return "" if same else "its outer rates are not those of the run"
 
     def _bound(self) -> None:
         """Forget the least useful commits when somebody floods this peer with them."""
-        if len(self.view.lineage.nodes) > NODES_MAX:
+        if self.view.lineage.overfull():
             self._forget(self.view.lineage.prune(self.view.head, self.view.held))
 
     def _forget(self, digests: list[bytes]) -> None:
@@ -226,23 +226,8 @@ class Follower:
         node = view.lineage.get(event.digest)
         if node is None or node.record is None:
             return
-        chain, connected = view.lineage.chain(node, event.known)
-        point: Checkpoint | None = None
-        if not connected or len(chain) > 4 * COMMITS_PER_REPLY_MAX:
-            chain = chain[-COMMITS_PER_REPLY_MAX // 2 :]
-            point = view.lineage.checkpoint(chain[0]) if chain else None
-            if point is not None:
-                point = Checkpoint(self._with_acks(chain[0]), point.members, point.seqs)
-        records: list[CommitRecord] = []
-        size = 0
-        for one in chain[:COMMITS_PER_REPLY_MAX]:
-            record = self._with_acks(one)
-            size += len(encode(record))
-            if records and size > REPLY_BYTES_MAX:
-                break  # the asker asks again above the last one
-            records.append(record)
-        fragment = view.settings.lineage.fragment
-        view.out.append(Send(event.sender, Commits(fragment, tuple(records), point)))
+        reply = answer(view.lineage, node, event.known, self._with_acks)
+        view.out.append(Send(event.sender, reply))
 
     def _with_acks(self, node: Node) -> CommitRecord:
         assert node.record is not None
@@ -262,24 +247,18 @@ class Follower:
                 kept[ack.peer] = ack
                 node.witnesses.add(ack.peer)
 
-    def _ask(self, peer: PeerId, digest: bytes, *, again: bool = False) -> None:
-        """Ask for a chain down to what is known: tips of all branches, and my head's ancestors."""
+    def _ask(self, peer: PeerId, digest: bytes, above: tuple[bytes, ...] = ()) -> None:
+        """Ask for a chain down to what is known; again at once ``above`` the last one that came."""
         view = self.view
         last, _ = self.asked.get(digest, (-ASK_AGAIN_S, peer))
-        if not again and view.now < last + ASK_AGAIN_S:
+        if not above and view.now < last + ASK_AGAIN_S:
             return
         self.asked.pop(digest, None)
         while len(self.asked) >= BAD_MAX:
             self.asked.pop(next(iter(self.asked)))
         self.asked[digest] = (view.now, peer)
-        nodes = view.lineage.nodes
-        inner = {node.parent for node in nodes.values()}
-        tips = sorted(((n.version, d) for d, n in nodes.items() if d not in inner), reverse=True)
-        known = [d for _, d in tips[:TIPS_NAMED]]
-        known += [node.digest for node in view.lineage.ancestors(view.head)]
-        spread = [*known[: COMMITS_PER_REPLY_MAX - 1], known[-1]]
-        fragment = view.settings.lineage.fragment
-        view.out.append(Send(peer, WantCommits(fragment, digest, tuple(dict.fromkeys(spread)))))
+        known = named(view.lineage, view.head, above)
+        view.out.append(Send(peer, WantCommits(view.settings.lineage.fragment, digest, known)))
 
     def _refuse(self, digest: bytes, reason: str) -> None:
         while len(self.bad) >= BAD_MAX:
@@ -351,27 +330,27 @@ class Follower:
 
     def _get(self) -> None:
         view = self.view
-        lone = self._lone()
-        for tip in sorted(self._tips(), key=lambda t: lone and not self.witnessed(t)):
-            if view.lineage.better(view.head, tip) and not (lone and self.witnessed(tip)):
+        alone = lone(view)
+        for tip in sorted(self._tips(), key=lambda t: alone and not witnessed(view, t)):
+            if view.lineage.better(view.head, tip) and not (alone and witnessed(view, tip)):
                 continue
             path, based = self._path(tip)
             if not path:
                 continue
             whole = not based or len(path) > CATCH_UP_MAX
             tries = self.failed.get(path[-1].digest, (0.0, 0))[1]
-            if not whole and tries >= WHOLE_AFTER and tries % 2 == 0 and self._obtain(path, lone):
+            if not whole and tries >= WHOLE_AFTER and tries % 2 == 0 and self._obtain(path, alone):
                 return
-            if self._obtain(path, lone) if whole else self._obtain(path[-1:], lone, whole=False):
+            if self._obtain(path, alone) if whole else self._obtain(path[-1:], alone, whole=False):
                 return
 
-    def _obtain(self, path: list[Node], lone: bool, *, whole: bool = True) -> bool:
+    def _obtain(self, path: list[Node], alone: bool, *, whole: bool = True) -> bool:
         """Ask for the newest of ``path`` that can be had; False when none can."""
         view = self.view
         for node in path:
             if node.record is None or self.failed.get(node.digest, (0.0, 0))[0] > view.now:
                 continue
-            if whole and not lone and not self.witnessed(node):
+            if whole and not alone and not witnessed(view, node):
                 continue
             if sources := view.sources(node):
                 self.getting = node.digest
@@ -379,26 +358,9 @@ class Follower:
                 return True
         return False
 
-    def witnessed(self, node: Node) -> bool:
-        """Whether a member other than its home vouches for a commit (rule 6): by an ack, by a
-        commit on top, or I myself, holding it. With no other member live there is nobody to ask.
-        """
-        view = self.view
-        if node.record is None:
-            return True
-        home = node.record.header.home
-        others = {row.peer for row in node.members if row.peer != home}
-        if others & node.witnesses or (view.me in others and node.digest in view.held):
-            return True
-        for child in view.lineage.nodes.values():
-            record = child.record if child.parent == node.digest else None
-            if record is not None and record.header.home in others:
-                return True
-        return not any(peer in others for peer in view.live)
-
     def _adoptable(self) -> Node | None:
         view = self.view
-        lone = self._lone()
+        alone = lone(view)
         heads: list[Node] = []
         for digest in sorted(view.held):
             node = view.lineage.get(digest)
@@ -406,25 +368,16 @@ class Follower:
                 continue
             if digest not in self.acknowledged:
                 self._acknowledge(node)
-            if node is view.head or not self.witnessed(node):
+            if node is view.head or not witnessed(view, node) or self.joiner.premature(node):
                 continue
             if view.lineage.better(node, view.head) or (
-                lone and not view.lineage.is_ancestor(node, view.head)
+                alone and not view.lineage.is_ancestor(node, view.head)
             ):
                 heads.append(node)
-        if not lone:
+        if not alone:
             heads.append(view.head)
         best = view.lineage.best(heads) if heads else view.head
         return None if best is view.head else best
-
-    def _lone(self) -> bool:
-        """Whether my head is one that I made alone and that nobody vouches for, now that others
-        are back.
-
-        It does not count then (rule 6) and gives way to a lineage with witnesses. Between two such
-        heads the heavier wins; its anchors are taken as signed, for the fork's are gone.
-        """
-        return not self.witnessed(self.view.head)
 
     def _acknowledge(self, node: Node) -> None:
         """Witness a commit whose anchors I computed, unless enough have."""
@@ -445,10 +398,7 @@ class Follower:
         fork, undone = view.lineage.fork_point(node, old), list[bytes]()
         applied: list[CommitRecord] = []
         if fork is not None:
-            for one in view.lineage.ancestors(old):
-                if one.digest == fork.digest:
-                    break
-                undone.append(one.digest)
+            undone = [one.digest for one in view.lineage.unjoined(old, node)]
             for one in view.lineage.ancestors(node):
                 if one.digest == fork.digest:
                     break
@@ -469,6 +419,9 @@ class Follower:
         view = self.view
         seen = self.seen.get(node.digest, view.now)
         assert node.record is not None
+        if node.record.header.kind == JOIN:  # between two merges: what is due stays due
+            view.seen_at, view.due_at = seen, min(view.due_at, seen + view.interval_s)
+            return
         if node.record.header.home == first and seen >= view.due_at > 0.0:
             view.commit_delay.add(seen - view.due_at)
         view.seen_at = seen
@@ -477,10 +430,11 @@ class Follower:
     def _drop_states(self) -> None:
         view = self.view
         keep = {node.digest for node in list(view.lineage.ancestors(view.head))[:STATES_KEPT]}
-        keep.add(view.head.digest)
-        for digest in sorted(view.held):
+        keep |= {view.head.digest, view.joining or b""}
+        joined = view.lineage.covered(view.head)
+        for digest in sorted(view.held - keep):
             node = view.lineage.get(digest)
-            if digest not in keep and (node is None or node.version < view.head.version):
+            if digest in joined or node is None or node.version < view.head.version:
                 view.held.discard(digest)
                 view.out.append(DropState(digest))
 

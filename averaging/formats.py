@@ -33,6 +33,8 @@ PIECES_MAX: Final = 4096
 contribution that waited an hour must still fit."""
 INPUTS_MAX: Final = 1024
 """Inputs of one commit: a full mesh is 64 peers; aggregates keep larger swarms below this."""
+JOIN_INPUTS_MAX: Final = 4096
+"""Inputs of one join: an hour of six peers that went on apart at six seconds a version."""
 COEFFICIENTS_MAX: Final = 4096
 """Tensor groups of one fragment."""
 HEADER_BYTES_MAX: Final = 1024
@@ -404,7 +406,8 @@ def commit_fault(commit: CommitRecord) -> str:
     bits = (header.eta_bits, header.mu_bits, header.alpha_bits)
     if header.version < 1 or not all(map(_small, (*numbers, header.payload_bytes, *bits))):
         return "a header with a number out of range"
-    if len(commit.inputs) > INPUTS_MAX or len(commit.inputs) != header.inputs_count:
+    inputs_max = JOIN_INPUTS_MAX if header.other != NO_DIGEST else INPUTS_MAX
+    if len(commit.inputs) > inputs_max or len(commit.inputs) != header.inputs_count:
         return "a commit whose inputs are not as many as its header says"
     if len(commit.acks) > ACKS_MAX:
         return "a commit with too many acks"

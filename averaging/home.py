@@ -38,7 +38,9 @@ from dugnad.averaging.formats import (
     members_root,
     seqs_root,
 )
-from dugnad.averaging.lineage import seq_rows
+from dugnad.averaging.join import ETA_BITS, JOIN, MERGE, MU_BITS
+from dugnad.averaging.joiner import Joiner
+from dugnad.averaging.node import seq_rows
 from dugnad.averaging.speed import class_speed
 from dugnad.averaging.succession import LearnedDelay
 from dugnad.averaging.view import View
@@ -77,9 +79,10 @@ Usable = dict[Key, tuple[Contribution, tuple[UnitPiece, ...]]]
 class Home:
     """Decides about merging; reads the shared view and the contributor, appends actions."""
 
-    def __init__(self, view: View, contributor: Contributor) -> None:
+    def __init__(self, view: View, contributor: Contributor, joiner: Joiner) -> None:
         self.view = view
         self.contributor = contributor
+        self.joiner = joiner
         self.inbox: dict[Key, Arrived] = {}
         self.refused: dict[Key, str] = {}
         """The last refusals, for the answer to their senders."""
@@ -178,12 +181,17 @@ class Home:
     def act(self) -> None:
         """Pass over a late home; close when it is mine to close."""
         view = self.view
-        if view.now < view.quiet_until:
+        if view.now < view.quiet_until or self.joiner.waits():
             return
         self._pass_over()
         if view.current_home() != view.me or self.merging is not None or self.signing:
             if view.current_home() != view.me:
                 self.duty_since = self.asked_at = None
+            return
+        join = self.joiner.act() if view.now >= self.hold_until else None
+        if join is not None:
+            self.merging = view.head.digest
+            view.out.append(join)
             return
         usable = self.usable()
         if not usable or view.now < view.due_at:
@@ -286,6 +294,8 @@ class Home:
                 view.out.append(DropPayload(key, reason))
         if view.now < view.quiet_until:
             return  # the machine slept over this merge: the others' heads first
+        if event.other != NO_DIGEST and not event.inputs:
+            self.joiner.failed()
         if event.parent != view.head.digest or not event.inputs or not view.may_home():
             return  # the head has changed meanwhile: what came in is merged on the new one
         self.signing = True
@@ -293,11 +303,11 @@ class Home:
 
     def _header(self, event: Merged) -> Header:
         view, rules = self.view, self.view.settings.lineage
-        head = view.head
+        head, joins = view.head, event.other != NO_DIGEST
         draft = Header(
             format=FORMAT,
             run=rules.run,
-            kind="merge",
+            kind=JOIN if joins else MERGE,
             fragment=rules.fragment,
             version=head.version + 1,
             parent=head.digest,
@@ -308,14 +318,16 @@ class Home:
             inputs_root=inputs_root(rules.run, event.inputs),
             inputs_count=len(event.inputs),
             tokens_total=0,
-            eta_bits=view.settings.eta_bits,
-            mu_bits=view.settings.mu_bits,
+            eta_bits=ETA_BITS if joins else view.settings.eta_bits,
+            mu_bits=MU_BITS if joins else view.settings.mu_bits,
             codec=event.codec,
             payload_root=event.payload_root,
             payload_bytes=event.payload_bytes,
             theta_root=event.theta_root,
             momentum_root=event.momentum_root,
             seqs_root=NO_DIGEST,
+            other=event.other,
+            alpha_bits=event.alpha_bits,
         )
         node = view.lineage.child(CommitRecord(draft, event.inputs), b"", head)
         return msgspec.structs.replace(
@@ -343,7 +355,7 @@ class Home:
         """When :meth:`act` may have something new to do without any event."""
         view, times = self.view, []
         usable = self.usable()
-        if not usable:
+        if not usable or self.joiner.waits():
             return None
         if self.work_since is None:
             times.append(max(view.due_at, view.quiet_until))

@@ -8,14 +8,13 @@ every peer recomputes and checks them (DESIGN.md rules 1, 3, 5, 8 and 10).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from dugnad.averaging.formats import (
-    DIGEST_BYTES,
-    NUMBER_MAX,
     Checkpoint,
     CommitRecord,
     Contribution,
@@ -29,11 +28,12 @@ from dugnad.averaging.formats import (
     pieces_root,
     seqs_root,
 )
+from dugnad.averaging.join import JOIN, header_fault, inputs_fault
+from dugnad.averaging.node import Node, rows_fault, seq_rows
+from dugnad.averaging.pruning import COST_MAX, NODES_MAX, doomed
 from dugnad.averaging.speed import class_speed
 from dugnad.dht.ids import RunId
 
-NODES_MAX: Final = 256
-"""Commits kept in memory per fragment; older ones live in the store."""
 CLASS_SLACK: Final = 1.5
 """A class spans a factor of 2^0.5 and changes with hysteresis of 0.75 class: 2^0.375 is 1.3."""
 NEWCOMER_INTERVALS: Final = 3
@@ -47,11 +47,7 @@ bound one false claim would carry a lineage's total beyond what a header can hol
 SEQS_KEPT_MS: Final = 7 * 24 * 3600 * 1000
 """A last-seq row of a peer that is no member any more is kept this long. It cannot be listed twice
 by then (staleness ends that after S versions), and the table must not grow with every visitor."""
-ROWS_MAX: Final = 1 << 16
-"""Rows of a checkpoint's table: every key that contributed in a week."""
 ENDED: Final = "the run has reached its token budget: nothing is listed any more"
-RECENT_VERSIONS: Final = 32
-"""Versions below the head whose commits are forgotten last: forks that may still win."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,33 +71,6 @@ class LineageRules:
     """The first version whose token total reaches this is a lineage's last; 0: there is none."""
 
 
-@dataclass(slots=True)
-class Node:
-    """One commit (or version 0) with the state of its lineage after it."""
-
-    digest: bytes
-    version: int
-    parent: bytes
-    time_ms: int
-    tokens_total: int
-    members: tuple[Member, ...]
-    seqs: dict[bytes, SeqRow]
-    record: CommitRecord | None = None
-    witnesses: set[bytes] = field(default_factory=set)
-    listed: dict[tuple[bytes, int], Input] = field(default_factory=dict)
-    weights: dict[bytes, int] = field(default_factory=dict)
-    """Tokens of this commit per peer, capped by the peer's class."""
-    member_keys: frozenset[bytes] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Derive the set of members."""
-        self.member_keys = frozenset(row.peer for row in self.members)
-
-    def member(self, peer: bytes) -> bool:
-        """Whether ``peer`` is a member after this commit."""
-        return peer in self.member_keys
-
-
 class Lineage:
     """Commits of one fragment, linked by parent, and the judgement over them."""
 
@@ -110,8 +79,11 @@ class Lineage:
         digest = genesis_digest(rules.run, rules.fragment, rules.genesis_theta_root)
         self.genesis = Node(digest, 0, b"", rules.genesis_time_ms, 0, (), {})
         self.nodes: dict[bytes, Node] = {digest: self.genesis}
+        self.cost = self.genesis.cost
         self._better: dict[tuple[bytes, bytes], bool] = {}
         """Comparisons made since a node came or went: asked for at every event."""
+        self._covered: dict[bytes, frozenset[bytes]] = {}
+        """Answers of :meth:`covered` since a node came or went."""
 
     def get(self, digest: bytes) -> Node | None:
         """The node called ``digest``, if it is known."""
@@ -136,8 +108,6 @@ class Lineage:
         rules = self.rules
         if header.run != rules.run or header.fragment != rules.fragment:
             return "it belongs to another run or fragment"
-        if header.kind != "merge":
-            return f"commits of kind {header.kind!r} are not read by this version"
         if self.final(parent):
             return "its parent has reached the token budget and is the last version"
         if header.version != parent.version + 1:
@@ -148,23 +118,28 @@ class Lineage:
             return "it is dated more than a minute ahead"
         if not record.inputs:
             return "it lists nothing"
-        reason = self._judge_inputs(record, parent)
+        covered = self.covered(parent) if header.kind == JOIN else frozenset[bytes]()
+        reason = header_fault(header, covered) or self._judge_inputs(record, parent)
         return reason or (self._judge_tables(record, parent) if tables else "")
 
     def _judge_inputs(self, record: CommitRecord, parent: Node) -> str:
         order = [(one.contribution.peer, one.contribution.seq) for one in record.inputs]
         if order != sorted(set(order)):
             return "its inputs are not in ascending order of (peer, seq)"
+        joins = record.header.kind == JOIN
+        if joins and (reason := inputs_fault(record.inputs, self.listings(parent))):
+            return reason
         for one in record.inputs:
-            reason = self.judge_contribution(one.contribution, parent, fresh_seq=True)
-            if reason:
-                return f"one of its inputs is not listable: {reason}"
-            reason = self.judge_pieces(one.contribution, one.pieces)
+            if joins:  # they were judged where they were listed first
+                reason = self._judge_work(one.contribution)
+            else:
+                reason = self.judge_contribution(one.contribution, parent, fresh_seq=True)
+            reason = reason or self.judge_pieces(one.contribution, one.pieces)
             if reason:
                 return f"one of its inputs is not listable: {reason}"
             if not all(math.isfinite(value) for value in one.coefficients):
                 return "an input has a coefficient that is not a number"
-            if one.refusal and one.clip:
+            if one.refusal and one.clip and not joins:
                 return "a refused input counts in part"
         return ""
 
@@ -181,19 +156,24 @@ class Lineage:
         version = parent.version + 1
         if self.final(parent):
             return ENDED
-        if c.fragment != self.rules.fragment:
-            return "it is of another fragment"
+        if reason := self._judge_work(c):
+            return reason
         if c.base >= version:
             return f"its base {c.base} is not older than version {version}"
         if version > c.base + self.rules.staleness:
             return f"it is stale: made on version {c.base}, the next is {version}"
+        row = parent.seqs.get(c.peer)
+        if fresh_seq and row is not None and c.seq <= row.seq:
+            return "a replay: its maker's number, or a later one, is already listed"
+        return ""
+
+    def _judge_work(self, c: Contribution) -> str:
+        if c.fragment != self.rules.fragment:
+            return "it is of another fragment"
         if c.steps < 1 or c.tokens < 1:
             return "it holds no work"
         if c.tokens > TOKENS_MAX:
             return "it claims more tokens than any machine makes"
-        row = parent.seqs.get(c.peer)
-        if fresh_seq and row is not None and c.seq <= row.seq:
-            return "a replay: its maker's number, or a later one, is already listed"
         return ""
 
     def _judge_tables(self, record: CommitRecord, parent: Node) -> str:
@@ -222,7 +202,9 @@ class Lineage:
         listed = {(i.contribution.peer, i.contribution.seq): i for i in record.inputs}
         for one in record.inputs:
             c = one.contribution
-            seqs[c.peer] = SeqRow(c.peer, c.seq, header.time_ms)
+            row = seqs.get(c.peer)
+            if header.kind != JOIN or (not one.refusal and (row is None or c.seq > row.seq)):
+                seqs[c.peer] = SeqRow(c.peer, c.seq, header.time_ms)
             if not one.refusal:  # one cap for all that a maker has in this commit
                 cap = self.cap(c, parent, header.time_ms)
                 weights[c.peer] = min(weights.get(c.peer, 0) + c.tokens, cap)
@@ -265,10 +247,18 @@ class Lineage:
         if known is None:
             parent = self.nodes[record.header.parent]
             known = self.child(record, digest, parent)
-            self.nodes[digest] = known
-            self._better.clear()
+            self._keep(known)
         known.witnesses.update(ack.peer for ack in record.acks)
         return known
+
+    def _keep(self, node: Node) -> None:
+        self.nodes[node.digest] = node
+        self.cost += node.cost
+        self._changed()
+
+    def _changed(self) -> None:
+        self._better.clear()
+        self._covered.clear()
 
     def judge_checkpoint(self, point: Checkpoint) -> str:
         """Why a checkpoint's tables do not match its header, or ''."""
@@ -284,7 +274,7 @@ class Lineage:
         parent_total = header.tokens_total - sum(i.contribution.tokens for i in point.commit.inputs)
         if 0 < self.rules.token_budget <= parent_total:  # the least that it can have been
             return "its parent had reached the token budget already"
-        return _rows_fault(point)
+        return rows_fault(point)
 
     def add_checkpoint(self, point: Checkpoint, digest: bytes) -> Node:
         """Store a judged checkpoint as a node whose parent may be unknown."""
@@ -302,8 +292,7 @@ class Lineage:
                 record=point.commit,
                 listed={(i.contribution.peer, i.contribution.seq): i for i in point.commit.inputs},
             )
-            self.nodes[digest] = known
-            self._better.clear()
+            self._keep(known)
         known.witnesses.update(ack.peer for ack in point.commit.acks)
         return known
 
@@ -344,15 +333,19 @@ class Lineage:
         Where nobody was a member yet (version 0) everybody's tokens count, else no lineage could
         ever win the first fork.
         """
+        return self.weight_of(
+            itertools.takewhile(lambda one: one.version > fork.version, self.ancestors(node)), fork
+        )
+
+    def weight_of(self, nodes: Iterable[Node], fork: Node) -> int:
+        """Tokens that members of ``fork`` merged in these commits."""
         voters = {row.peer for row in fork.members}
-        total = 0
-        for one in self.ancestors(node):
-            if one.version <= fork.version:
-                break
-            total += sum(
-                tokens for peer, tokens in one.weights.items() if not voters or peer in voters
-            )
-        return total
+        return sum(
+            tokens
+            for node in nodes
+            for peer, tokens in node.weights.items()
+            if not voters or peer in voters
+        )
 
     def better(self, a: Node, b: Node) -> bool:
         """Whether head ``a`` is to be preferred to head ``b`` (rule 10)."""
@@ -412,6 +405,41 @@ class Lineage:
                 return node.listed[key]
         return None
 
+    def listings(self, head: Node) -> dict[tuple[bytes, int], Input]:
+        """All that ``head``'s known chain lists: of each contribution what was said last."""
+        found: dict[tuple[bytes, int], Input] = {}
+        for node in self.ancestors(head):
+            for key, one in node.listed.items():
+                found.setdefault(key, one)
+        return found
+
+    def covered(self, head: Node) -> frozenset[bytes]:
+        """Known commits whose inputs ``head``'s lineage lists: it, what it is built on, and what
+        joins on it have taken in."""
+        if head.digest not in self._covered:
+            found, left = set[bytes](), [head.digest]
+            while left:
+                node = self.nodes.get(left.pop())
+                while node is not None and node.digest not in found:
+                    found.add(node.digest)
+                    if node.record is not None and node.record.header.kind == JOIN:
+                        left.append(node.record.header.other)
+                    node = self.nodes.get(node.parent)
+            self._covered[head.digest] = frozenset(found)
+        return self._covered[head.digest]
+
+    def unjoined(self, node: Node, head: Node) -> list[Node]:
+        """Commits on ``node``'s known chain, newest first, whose inputs ``head``'s lineage does
+        not list as it stands."""
+        if self.is_ancestor(node, head):
+            return []
+        known, found = self.covered(head), list[Node]()
+        for one in self.ancestors(node):
+            if one.digest in known:
+                break
+            found.append(one)
+        return found
+
     def returned_share(self, head: Node, key: tuple[bytes, int], base: int) -> float:
         """Which share of a contribution made on version ``base`` goes back to its maker (rule 8).
 
@@ -435,48 +463,19 @@ class Lineage:
         return min(node.version for node in self.ancestors(head))
 
     def prune(self, head: Node, keep: Iterable[bytes] = ()) -> list[bytes]:
-        """Forget nodes beyond what memory holds, ``keep`` excepted; returns their digests.
-
-        Those far below ``head`` go first, then what does not lie on its chain: anybody can sign
-        any number of headers.
-        """
-        floor = head.version - NODES_MAX // 2
+        """Forget nodes beyond what memory holds, ``keep`` excepted; returns their digests."""
+        chain = {node.digest for node in self.ancestors(head)}
         stays = {self.genesis.digest, head.digest, *keep}
-        gone = {d for d, node in self.nodes.items() if node.version < floor and d not in stays}
-        excess = len(self.nodes) - len(gone) - NODES_MAX
-        if excess > 0:
-            chain = {node.digest for node in self.ancestors(head)}
-            spare = sorted(
-                (d in chain, head.version - RECENT_VERSIONS <= n.version, n.version, d)
-                for d, n in self.nodes.items()
-                if d not in gone and d not in stays
-            )
-            gone |= {d for *_, d in spare[:excess]}
+        gone = doomed(list(self.nodes.values()), head, chain, stays)
         for digest in gone:
-            del self.nodes[digest]
+            self.cost -= self.nodes.pop(digest).cost
         if gone:
-            self._better.clear()
-        return sorted(gone)
+            self._changed()
+        return gone
 
-
-def _rows_fault(point: Checkpoint) -> str:
-    """Why the tables of a checkpoint are not ones that a lineage could have, or ''."""
-    for rows in (point.members, point.seqs):
-        peers = [row.peer for row in rows]
-        if len(peers) > ROWS_MAX or peers != sorted(set(peers)):
-            return "a table of it is too long or not ascending"
-        if any(len(peer) != DIGEST_BYTES for peer in peers):
-            return "a table of it names a key of the wrong length"
-    if not all(0 <= row.seq <= NUMBER_MAX and row.time_ms >= 0 for row in point.seqs):
-        return "a last seq of it is out of range"
-    if not all(0 < row.version <= point.commit.header.version for row in point.members):
-        return "a member of it contributed at an impossible version"
-    return ""
-
-
-def seq_rows(node: Node) -> tuple[SeqRow, ...]:
-    """The last-seq table of a node, ascending by peer."""
-    return tuple(node.seqs[peer] for peer in sorted(node.seqs))
+    def overfull(self) -> bool:
+        """Whether more is kept than memory should hold: :meth:`prune` helps."""
+        return len(self.nodes) > NODES_MAX or self.cost > COST_MAX
 
 
 def piece_tokens(pieces: Iterable[UnitPiece], sequence_tokens: int) -> int:

@@ -6,8 +6,6 @@ judgement, and which lineage counts is that of the heads.
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from dugnad.averaging.formats import (
@@ -21,12 +19,10 @@ from dugnad.averaging.formats import (
     pieces_root,
     signature_holds,
 )
+from dugnad.averaging.join import KINDS, MERGE
 from dugnad.averaging.lineage import CLOCK_AHEAD_MS, piece_tokens
 from dugnad.dht.ids import PeerId, RunId, peer_text
 from dugnad.dht.records import Verifier
-
-KINDS: Final = ("merge", "join")
-"""Kinds of commits that are kept; a join (rule 11) may list nothing."""
 
 
 def commit_reason(
@@ -90,7 +86,7 @@ def _receipt_fault(one: Input, record: CommitRecord, run: RunId, sequence_tokens
     made = one.contribution
     if made.fragment != record.header.fragment:
         return "it is of another fragment"
-    if made.base >= record.header.version:
+    if record.header.kind == MERGE and made.base >= record.header.version:
         return f"it was made on version {made.base}, not before this one"
     if pieces_root(run, one.pieces) != made.pieces_root:
         return "its units do not match the root that its maker signed"

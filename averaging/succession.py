@@ -14,7 +14,7 @@ from functools import lru_cache
 from statistics import median
 from typing import Final
 
-from dugnad.averaging.lineage import Node
+from dugnad.averaging.node import Node
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.records import encode, framed
 

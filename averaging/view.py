@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dugnad.averaging.events import Action, Note
-from dugnad.averaging.lineage import Lineage, LineageRules, Node
+from dugnad.averaging.lineage import Lineage, LineageRules
+from dugnad.averaging.node import Node
 from dugnad.averaging.succession import LearnedDelay, home_order, ranked
 from dugnad.dht.ids import PeerId
 
@@ -55,6 +56,8 @@ class View:
     """Live peers (not me) and whether they can be home."""
     held: set[bytes] = field(default_factory=set)
     """Commits whose anchors the shell holds."""
+    joining: bytes | None = None
+    """The other side's head that a join may need the anchors of."""
     holders: dict[bytes, dict[PeerId, None]] = field(default_factory=dict)
     """Who is known to hold a commit's payload, oldest word first."""
     promised: dict[bytes, bytes] = field(default_factory=dict)

@@ -14,13 +14,15 @@ import numpy as np
 
 from dugnad.averaging.buffers import AnchorState, BuffersError, FragmentBuffers
 from dugnad.averaging.codecs import CODECS, COMMIT_CODECS, CodecError, leaf_bounds
-from dugnad.averaging.events import HandIn, Key, Merge, Merged
+from dugnad.averaging.events import HandIn, Join, Key, Merge, Merged
 from dugnad.averaging.formats import Contribution, Header, Input, UnitPiece, pieces_root
 from dugnad.averaging.fragments import Group
+from dugnad.averaging.join import JOIN
+from dugnad.averaging.joinstep import join_states, shift
 from dugnad.averaging.leaf import Encoded, leaf_room
 from dugnad.averaging.leafmerge import InputError, combine, squares_of, weigh_encoded
 from dugnad.averaging.merge import MergeError
-from dugnad.averaging.outer import OuterError, Rates
+from dugnad.averaging.outer import OuterError, Rates, float_of
 from dugnad.averaging.tree import Vector, leaf_hashes, root_of
 from dugnad.dht.ids import PeerId, RunId
 
@@ -92,7 +94,8 @@ class _Made:
     payload_root: bytes
     commit: Commit
     state: AnchorState
-    correction: Vector
+    correction: Vector | None
+    """What rounding lost of the inputs; a join has none of its own."""
 
 
 @dataclass(slots=True)
@@ -262,6 +265,36 @@ class FragmentWorker:
             bad=bad,
         )
 
+    def join(self, action: Join) -> Merged:
+        """Move the anchors after the parent towards the other side's (rule 11).
+
+        The answer has no inputs where one of the two is not here any more or they are too far
+        apart to be joined.
+        """
+        parent, other = self.states.get(action.parent), self.states.get(action.other)
+        failed = Merged(action.parent, (), "", b"", 0, b"", b"", other=action.other)
+        if parent is None or other is None:
+            return failed
+        name = "float32" if self.rules.commit_codec == "float32" else "float16"
+        alpha = np.float32(float_of(action.alpha_bits))
+        try:
+            made = join_states(parent, other, alpha, COMMIT_CODECS[name])
+        except (CodecError, OuterError):
+            return failed
+        commit = Commit(name, made.payload, made.leaves)
+        self._made = _Made(action.parent, root_of(made.leaves), commit, made.state, None)
+        return Merged(
+            parent=action.parent,
+            inputs=action.inputs,
+            codec=name,
+            payload_root=root_of(made.leaves),
+            payload_bytes=len(made.payload),
+            theta_root=made.state.theta_root,
+            momentum_root=made.state.momentum_root,
+            other=action.other,
+            alpha_bits=action.alpha_bits,
+        )
+
     def made_payload(self, header: Header) -> bytes | None:
         """The payload behind a header of my own that is about to be signed."""
         made = self._made
@@ -277,7 +310,8 @@ class FragmentWorker:
         self._made = None
         self.states[digest] = made.state
         self._keep_commit(digest, made.commit)
-        self.corrections[digest] = made.correction
+        if made.correction is not None:
+            self.corrections[digest] = made.correction
         while len(self.corrections) > CORRECTIONS_KEPT:
             self._drop_correction(next(iter(self.corrections)))
 
@@ -301,9 +335,12 @@ class FragmentWorker:
         if root_of(leaves) != header.payload_root:
             raise WorkError("its payload does not match the root")
         try:
-            state = FragmentBuffers.advance(
-                parent, payload, codec, eta_bits=header.eta_bits, mu_bits=header.mu_bits
-            )
+            if header.kind == JOIN:
+                state = shift(parent, payload, codec)
+            else:
+                state = FragmentBuffers.advance(
+                    parent, payload, codec, eta_bits=header.eta_bits, mu_bits=header.mu_bits
+                )
         except (CodecError, OuterError) as fault:
             raise WorkError(fault.reason, lied=True) from fault
         self._check_roots(state, header)

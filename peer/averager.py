@@ -175,9 +175,8 @@ class Averager:
         """A control message with valid signatures."""
         match message:
             case fm.Heads(rows, reply):
-                for row in rows:
-                    if 0 <= row.fragment < len(self.fragments):
-                        self.feed(row.fragment, ev.HeadIn(sender, row))
+                for event in ev.heads_in(sender, message):
+                    self._feed_known(event.row.fragment, event)
                 if reply:
                     self.ports.network.send(sender, self.heads({row.fragment for row in rows}))
             case fm.Announce(commit):
@@ -258,6 +257,8 @@ class Averager:
                 self._own(self._forward(p, key, to), f"forward {p}")
             case ev.Merge():
                 self._queue(shell.merge_lane, lambda: self._merge(p, action))
+            case ev.Join():
+                self._queue(shell.merge_lane, lambda: self._join(p, action))
             case ev.Sign():
                 self._queue(shell.merge_lane, lambda: self._sign(p, action))
             case ev.Obtain():
@@ -346,6 +347,9 @@ class Averager:
         interval_s = self.fragments[p].core.view.interval_s
         codec = self.ports.codecs.commit(p, members, interval_s)
         self.feed(p, await self._thread(worker.merge, action, codec))
+
+    async def _join(self, p: int, action: ev.Join) -> None:
+        self.feed(p, await self._thread(self.fragments[p].worker.join, action))
 
     async def _sign(self, p: int, action: ev.Sign) -> None:
         ports, worker = self.ports, self.fragments[p].worker

@@ -18,7 +18,8 @@ from dugnad.averaging.credit import CoverageChange, CreditFold
 from dugnad.averaging.creditchain import CreditError
 from dugnad.averaging.dispute import Said
 from dugnad.averaging.formats import Ack, CommitRecord, signature_holds
-from dugnad.averaging.lineage import Lineage, Node
+from dugnad.averaging.lineage import Lineage
+from dugnad.averaging.node import Node
 from dugnad.averaging.receiptcheck import with_true_acks
 from dugnad.dht.ids import PeerId
 from dugnad.dht.records import verify_ed25519

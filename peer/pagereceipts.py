@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from dugnad.averaging.coverage import unit_fragment
 from dugnad.averaging.formats import CommitRecord, Input
-from dugnad.averaging.lineage import Node
+from dugnad.averaging.node import Node
 from dugnad.dashboard.contributor import Receipt
 from dugnad.dashboard.live import TooManyReaders
 from dugnad.dht.ids import PeerId, RunId, parse_peer, peer_text

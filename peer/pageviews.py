@@ -14,7 +14,7 @@ import msgspec
 
 from dugnad.averaging import events as averaging
 from dugnad.averaging import formats as fm
-from dugnad.averaging.lineage import Node
+from dugnad.averaging.node import Node
 from dugnad.dashboard import events as ev
 from dugnad.dashboard.text import bytes_text
 from dugnad.dht.advert import Advert

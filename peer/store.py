@@ -24,9 +24,9 @@ from dugnad.peer.storeschema import StoreError, store_errors
 
 __all__ = ["InFlight", "Promise", "Receipt", "RememberedPeer", "Store", "StoreError", "StoredEvent"]
 
-HISTORY_MIN: Final = 256
+HISTORY_MIN: Final = 1024
 """Newest versions of a fragment that are kept whatever their age: as many as an exchange holds in
-memory (``lineage.NODES_MAX``), so that whoever asks for the usual chain gets it."""
+memory (``pruning.VERSIONS_KEPT``), so that whoever asks for the usual chain gets it."""
 KEEP_DAYS: Final = 7
 """Full lists of inputs are kept a week (DESIGN.md section 11); then the fold's base stands in."""
 IN_FLIGHT_MAX: Final = 64

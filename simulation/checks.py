@@ -15,6 +15,7 @@ import numpy as np
 from dugnad.averaging import formats as fm
 from dugnad.averaging.codecs import CODECS
 from dugnad.averaging.events import Adopt
+from dugnad.averaging.join import AMENDED
 from dugnad.averaging.worker import FragmentWorker
 from dugnad.dht.ids import PeerId
 
@@ -65,12 +66,15 @@ class Checks:
         self.first_seq.setdefault((sim.peer, p, sim.born), made.seq)
 
     def committed(self, record: fm.CommitRecord, digest: bytes) -> None:
-        """A commit was signed: no contribution may be listed twice in its lineage."""
+        """A commit was signed: no contribution may be listed twice in its lineage.
+
+        A join may amend what became of one that is listed already.
+        """
         self.commits[digest] = record
         known = dict(self.listed.get(record.header.parent, {}))
         for one in record.inputs:
             key = (one.contribution.peer, one.contribution.seq)
-            if key in known:
+            if key in known and one.refusal != AMENDED:
                 raise Violation(f"contribution {key[1]} is listed twice in one lineage")
             known[key] = one.clip
         self.listed[digest] = known

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dugnad.averaging import formats as fm
+from dugnad.averaging.join import AMENDED
 from dugnad.averaging.worker import FragmentWorker
 from dugnad.simulation.checks import Checks, Key
 from dugnad.simulation.people import SimPeer
@@ -34,7 +35,11 @@ class Ledger(Checks):
         total = self.listed_steps.get(record.header.parent, 0)
         for one in record.inputs:
             made, p = one.contribution, record.header.fragment
-            total += self.steps[(made.peer, p, made.seq)]
+            steps = self.steps[(made.peer, p, made.seq)]
+            if one.refusal == AMENDED:  # listed before; what came back to its maker came again
+                total -= steps if one.clip == 0.0 else 0
+                continue
+            total += steps
             self.listed_now.append((made.peer, p))
         self.listed_steps[digest] = total
 

@@ -91,8 +91,8 @@ def message_events(sender: PeerId, message: fm.Message) -> list[ev.Event]:
             return [ev.CommitIn(sender, commit)]
         case fm.Witness(ack):
             return [ev.AckIn(ack)]
-        case fm.Heads(rows):
-            return [ev.HeadIn(sender, row) for row in rows]
+        case fm.Heads():
+            return [*ev.heads_in(sender, message)]
         case fm.WantCommits(_, digest, known):
             return [ev.CommitsWanted(sender, digest, known)]
         case fm.Commits(_, commits, checkpoint):

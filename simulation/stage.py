@@ -16,7 +16,7 @@ from typing import Final
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
 from dugnad.averaging.home import INBOX_MAX, PROMISES_MAX
-from dugnad.averaging.lineage import NODES_MAX
+from dugnad.averaging.pruning import NODES_MAX
 from dugnad.averaging.view import HOLDERS_DIGESTS_MAX
 from dugnad.averaging.worker import WorkError
 from dugnad.dht.ids import PeerId
@@ -129,13 +129,13 @@ class Stage(Fates):
 
     def _do(self, sim: SimPeer, p: int, action: ev.Action) -> None:
         match action:
-            case ev.Merge() if self._is("idle", sim.peer):
+            case ev.Merge() | ev.Join() if self._is("idle", sim.peer):
                 return
             case ev.Settle(seq, share):
                 self._give_back(sim, p, seq, share)
         super()._do(sim, p, action)
         match action:
-            case ev.Merge():
+            case ev.Merge() | ev.Join():
                 self._moment("merge", sim)
             case ev.Sign():
                 self._moment("sign", sim)

@@ -286,8 +286,9 @@ class World(Carrier):
             case ev.SendContribution(seq, to):
                 self._send_contribution(sim, p, seq, to)
             case ev.Merge():
-                merged = fragment.worker.merge(action)
-                self._answer(sim, p, merged)
+                self._answer(sim, p, fragment.worker.merge(action))
+            case ev.Join():
+                self._answer(sim, p, fragment.worker.join(action))
             case ev.Sign(header, inputs):
                 self._sign(sim, p, header, inputs)
             case ev.Acknowledge(version, digest):
@@ -319,8 +320,6 @@ class World(Carrier):
                 fragment.worker.drop_state(digest)
             case ev.Forward(key, to):
                 self._forward(sim, p, key, to)
-            case ev.Note():
-                pass
 
     def _answer(self, sim: SimPeer, p: int, event: ev.Event) -> None:
         born = sim.born

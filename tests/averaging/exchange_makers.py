@@ -25,7 +25,8 @@ from dugnad.averaging.formats import (
     pieces_root,
     seqs_root,
 )
-from dugnad.averaging.lineage import Lineage, LineageRules, Node, seq_rows
+from dugnad.averaging.lineage import Lineage, LineageRules
+from dugnad.averaging.node import Node, seq_rows
 from dugnad.averaging.view import ExchangeSettings
 from dugnad.dht.ids import PeerId, RunId
 

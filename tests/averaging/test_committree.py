@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from dugnad.averaging.committree import LATE, CommitTree, Start, row_of, start_of, tell
 from dugnad.averaging.formats import CommitRecord
-from dugnad.averaging.lineage import Lineage, Node
+from dugnad.averaging.lineage import Lineage
+from dugnad.averaging.node import Node
 
 from .exchange_makers import (  # noqa: TID252  a helper of these tests
     INTERVAL_MS,

@@ -5,6 +5,7 @@ import pytest
 
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
+from dugnad.averaging.chains import CHAIN_MAX
 from dugnad.averaging.follower import (
     ASK_AGAIN_S,
     BACKOFF_FIRST_S,
@@ -13,7 +14,8 @@ from dugnad.averaging.follower import (
     SEEN_MAX,
     WITNESSES_ENOUGH,
 )
-from dugnad.averaging.lineage import NODES_MAX, Lineage, Node
+from dugnad.averaging.lineage import Lineage
+from dugnad.averaging.node import Node
 from dugnad.averaging.view import HOLDERS_DIGESTS_MAX
 from dugnad.dht.ids import PeerId
 
@@ -312,7 +314,7 @@ def test_an_answer_holds_a_bounded_number_of_commits(peer: Peer) -> None:
 
 def test_where_the_history_is_gone_a_checkpoint_is_served_and_everything_above_it() -> None:
     veteran = Peer(D, [A, B, C], learner=False)
-    for _ in range(NODES_MAX // 2 + 20):
+    for _ in range(CHAIN_MAX + 20):
         veteran.advance([A, B, C], A)
     head = veteran.core.head
     answer = served(veteran, head.digest, (veteran.core.view.lineage.genesis.digest,))

@@ -19,13 +19,12 @@ from dugnad.averaging.formats import (
 )
 from dugnad.averaging.lineage import (
     CLOCK_AHEAD_MS,
-    NODES_MAX,
     SEQS_KEPT_MS,
     TOKENS_MAX,
     Lineage,
-    Node,
-    seq_rows,
 )
+from dugnad.averaging.node import Node, seq_rows
+from dugnad.averaging.pruning import COST_MAX, NODES_MAX, VERSIONS_KEPT, VERSIONS_SURE
 from dugnad.averaging.speed import class_speed
 from dugnad.dht.ids import PeerId
 
@@ -68,7 +67,9 @@ HEADERS = {
     "an unknown parent": ({"parent": b"x" * 32}, "parent is unknown"),
     "another run": ({"run": b"x" * 32}, "another run"),
     "another fragment": ({"fragment": 1}, "another run or fragment"),
-    "a join": ({"kind": "join"}, "'join'"),
+    "a join without another head": ({"kind": "join"}, "names no other head"),
+    "a merge with another head": ({"other": b"x" * 32}, "names another head"),
+    "another kind": ({"kind": "split"}, "'split'"),
     "a version too far": ({"version": 3}, "does not follow"),
     "wrong inputs": ({"inputs_root": NO_DIGEST}, "do not match their root"),
     "a wrong total": ({"tokens_total": 1}, "token total"),
@@ -417,12 +418,24 @@ def test_memory_is_bounded_however_many_headers_somebody_signs(lineage: Lineage)
     assert [node.version for node in lineage.ancestors(head)] == [3, 2, 1, 0]
 
 
-def test_pruning_keeps_the_newest_half_of_a_long_lineage(lineage: Lineage) -> None:
-    nodes = chain(lineage, [A], NODES_MAX // 2 + 10)
+def test_pruning_keeps_a_lineage_deep_enough_for_an_hour_alone(lineage: Lineage) -> None:
+    nodes = chain(lineage, [A], VERSIONS_KEPT + 10)
+    assert not lineage.overfull()
     gone = lineage.prune(nodes[-1])
     assert sorted(gone) == sorted(node.digest for node in nodes[1:10])
     assert lineage.oldest_known(nodes[-1]) == 10
     assert lineage.genesis.digest in lineage.nodes
+    assert lineage.cost == sum(node.cost for node in lineage.nodes.values())
+
+
+def test_where_commits_are_large_fewer_are_kept_but_never_too_few(lineage: Lineage) -> None:
+    nodes = chain(lineage, [A], VERSIONS_SURE + 40)
+    for node in nodes:
+        node.cost = COST_MAX // VERSIONS_SURE
+    lineage.cost = sum(node.cost for node in nodes)
+    assert lineage.overfull()
+    lineage.prune(nodes[-1])
+    assert lineage.oldest_known(nodes[-1]) == nodes[-1].version - VERSIONS_SURE
 
 
 def test_witnesses_come_with_the_record(lineage: Lineage) -> None:

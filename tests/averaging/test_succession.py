@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from dugnad.averaging.lineage import Lineage, Node
+from dugnad.averaging.lineage import Lineage
+from dugnad.averaging.node import Node
 from dugnad.averaging.succession import LearnedDelay, home_order, ranked
 from dugnad.dht.ids import PeerId
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 from dugnad.averaging import events as averaging
 from dugnad.averaging import formats as fm
 from dugnad.averaging.credit import CreditFold
-from dugnad.averaging.lineage import Node
+from dugnad.averaging.node import Node
 from dugnad.dashboard.events import PeerRow
 from dugnad.dashboard.state import State
 from dugnad.dht.advert import Advert

@@ -20,7 +20,8 @@ from dugnad.averaging.formats import (
     seqs_root,
     sign_record,
 )
-from dugnad.averaging.lineage import Lineage, seq_rows
+from dugnad.averaging.lineage import Lineage
+from dugnad.averaging.node import seq_rows
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import RunId
 from dugnad.peer.assembly import lineage_rules

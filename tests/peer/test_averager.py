@@ -13,6 +13,7 @@ import pytest
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
 from dugnad.averaging.buffers import AnchorState
+from dugnad.averaging.credit import CreditFold, CreditRules
 from dugnad.averaging.exchange import Exchange
 from dugnad.averaging.fragments import Group
 from dugnad.averaging.lineage import LineageRules
@@ -44,6 +45,7 @@ class Learner:
     step: int = 0
     away: bool = False
     known: int = 0
+    number: int = 0
 
     async def copy_out(self, fragment: int) -> tuple[Vector, int]:
         if self.away:
@@ -58,7 +60,7 @@ class Learner:
         self.theta = self.theta + delta
 
     def progress(self, fragment: int, seq: int, step: int) -> Progress | None:
-        pieces = (fm.UnitPiece(0, self.step, 0, 1),)
+        pieces = (fm.UnitPiece(self.number, self.step, 0, 1),)
         return Progress(8, 1, pieces, 20, True)
 
     def settled(self, fragment: int, seq: int, share: float) -> None:
@@ -92,9 +94,11 @@ class Network:
 
     def __init__(self, me: PeerId, others: dict[PeerId, Averager]) -> None:
         self.me, self.others = me, others
+        self.cut: set[PeerId] = set()
+        """Peers that cannot be reached."""
 
     def send(self, peer: PeerId, message: fm.Message) -> None:
-        if peer in self.others:
+        if peer in self.others and peer not in self.cut:
             loop = asyncio.get_running_loop()
             loop.call_soon(self.others[peer].message_in, self.me, message)
 
@@ -105,13 +109,13 @@ class Network:
         pieces: tuple[fm.UnitPiece, ...],
         payload: bytes,
     ) -> str:
-        if peer not in self.others:
+        if peer not in self.others or peer in self.cut:
             raise TransportError("nobody is there")
         return await self.others[peer].contribution_in(contribution, pieces, payload)
 
     async def payload(self, peers: Sequence[PeerId], header: fm.Header, size: int) -> bytes:
         digest = fm.header_digest(header, RUN)
-        for peer in peers:
+        for peer in set(peers) - self.cut:
             commit = self.others[peer].commit(header.fragment, digest)
             if commit is not None:
                 return commit.payload
@@ -121,7 +125,7 @@ class Network:
         self, peers: Sequence[PeerId], header: fm.Header, size: int
     ) -> tuple[Vector, Vector]:
         digest = fm.header_digest(header, RUN)
-        for peer in peers:
+        for peer in set(peers) - self.cut:
             state = self.others[peer].anchor(header.fragment, digest)
             if state is not None:
                 return state.theta.copy(), state.momentum.copy()
@@ -197,7 +201,7 @@ def begin(averagers: list[Averager]) -> None:
 def swarm(count: int) -> tuple[list[Averager], list[Learner]]:
     """Averagers that know each other, with their learners."""
     others: dict[PeerId, Averager] = {}
-    learners = [Learner() for _ in range(count)]
+    learners = [Learner(number=n) for n in range(count)]
     made = [
         make(Identity.ephemeral(bytes([65 + n]) * 32), others, learners[n]) for n in range(count)
     ]
@@ -279,3 +283,70 @@ async def test_a_full_disk_is_survived_and_merging_goes_on_when_there_is_room() 
     await until(lambda: version(averagers[0]) > before + 1)
     assert not others_fault
     await averagers[0].close()
+
+
+def split(left: list[Averager], right: list[Averager]) -> None:
+    """Neither side reaches the other, and both notice."""
+    for here, there in ((left, right), (right, left)):
+        for one in here:
+            assert isinstance(one.ports.network, Network)
+            one.ports.network.cut |= {other.ports.signer.peer for other in there}
+            for other in there:
+                one.peer_down(other.ports.signer.peer)
+
+
+def heal(averagers: list[Averager]) -> None:
+    """Everybody meets again."""
+    for one in averagers:
+        assert isinstance(one.ports.network, Network)
+        cut, one.ports.network.cut = one.ports.network.cut, set()
+        for peer in sorted(cut):
+            one.peer_up(peer, can_home=True)
+
+
+def lineage_of(averager: Averager) -> list[tuple[bytes, fm.CommitRecord]]:
+    core = averager.fragments[0].core
+    chain = [*core.view.lineage.ancestors(core.head)][::-1]
+    return [(node.digest, node.record) for node in chain if node.record is not None]
+
+
+async def test_two_sides_that_were_apart_for_long_are_joined_and_both_are_credited_once() -> None:
+    averagers, _ = swarm(3)
+    begin(averagers)
+    await until(lambda: all(version(a) >= 2 for a in averagers))
+    split(averagers[:2], averagers[2:])
+    fork = version(averagers[2])
+    await until(lambda: all(version(a) >= fork + 9 for a in averagers))
+    assert len({a.fragments[0].core.head.digest for a in averagers}) > 1
+    alone = averagers[2].ports.signer.peer
+    receipts = {
+        key
+        for _, record in lineage_of(averagers[2])
+        if record.header.version > fork
+        for one in record.inputs
+        if (key := (one.contribution.peer, one.contribution.seq))[0] == alone
+    }
+    heal(averagers)
+    await until(lambda: any(r.header.kind == "join" for _, r in lineage_of(averagers[2])))
+    joined = max(version(a) for a in averagers)
+    await until(lambda: all(version(a) >= joined + 2 for a in averagers))
+    await until(lambda: len({a.fragments[0].core.head.digest for a in averagers}) == 1)
+    boards = []
+    for averager in averagers:
+        lineage = lineage_of(averager)
+        listed = [
+            (one.contribution.peer, one.contribution.seq)
+            for _, record in lineage
+            for one in record.inputs
+            if not one.refusal
+        ]
+        assert len(listed) == len(set(listed))
+        assert receipts <= set(listed)
+        fold = CreditFold(CreditRules(RUN, 1, 8, 64, 6400))
+        fold.follow(0, lineage)
+        boards.append(fold.board())
+        assert boards[-1].tokens + boards[-1].provisional == 8 * len(listed)
+    assert boards[0] == boards[1] == boards[2]
+    assert not others_fault
+    for one in averagers:
+        await one.close()

@@ -161,7 +161,7 @@ def test_peers_that_do_not_hear_of_heads_are_noticed(monkeypatch: pytest.MonkeyP
 
 
 def test_a_head_without_a_witness_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dugnad.averaging.follower.Follower.witnessed", lambda *_: True)
+    monkeypatch.setattr("dugnad.averaging.follower.witnessed", lambda *_: True)
     assert any("unwitnessed" in one for one in what(run("home-dies", 1)))
 
 
