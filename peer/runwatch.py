@@ -25,7 +25,8 @@ from dugnad.averaging.credit import UNDO_MAX
 from dugnad.averaging.creditchain import CreditError
 from dugnad.averaging.foldstate import FoldState
 from dugnad.averaging.formats import CommitRecord
-from dugnad.averaging.lineage import Lineage, Node
+from dugnad.averaging.lineage import Lineage
+from dugnad.averaging.node import Node
 from dugnad.averaging.setboard import PAGE, fold_from
 from dugnad.dht.ids import RunId
 from dugnad.peer.assembly import credit_rules, lineage_rules

@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Final, Literal, TypeVar
 
-from dugnad.averaging.lineage import Node
+from dugnad.averaging.node import Node
 from dugnad.dashboard import events as ev
 from dugnad.dashboard.feed import RunFeed
 from dugnad.dashboard.history import History

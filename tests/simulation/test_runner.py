@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from dugnad.averaging.contributor import Contributor, Own
-from dugnad.averaging.lineage import Lineage, Node
+from dugnad.averaging.lineage import Lineage
+from dugnad.averaging.node import Node
 from dugnad.averaging.view import View
 from dugnad.dht.ids import PeerId
 from dugnad.simulation.runner import Result, play
