@@ -46,6 +46,9 @@ NETWORK: Final = "198.18.0"
 LAN: Final = "192.168.77"
 HOSTS_MAX: Final = 64
 _PREFIX: Final = bytes(int(part) for part in NETWORK.split("."))
+MOVED: Final = 100
+"""A host that moved has an address so much higher."""
+_MULTICAST_DNS: Final = bytes([224, 0, 0, 251])
 MTU: Final = 1500
 BATCH: Final = 64
 """Packets read from one device before the others have their turn."""
@@ -194,6 +197,13 @@ class Hosts:
         """From now on this host has another line."""
         self._ask(change=name, line=asdict(line))
 
+    def move(self, name: str) -> None:
+        """The host leaves its address for another, as a laptop that changes the network; once."""
+        host = self._hosts[name]
+        old, host.address = host.address, _address(list(self._lines).index(name) + MOVED)
+        rows = f"address del {old}/24 dev wan0\naddress add {host.address}/24 dev wan0"
+        host.call(partial(_tool, ["ip", "-batch", "-"], rows))
+
     def split(self, *groups: Iterable[str]) -> None:
         """Only hosts of one group hear each other; no groups: all do."""
         self._ask(split=[list(group) for group in groups])
@@ -312,11 +322,14 @@ class _Emulator:
                 packet = os.read(fd, MTU + 64)
             except BlockingIOError:
                 return
-            if len(packet) < 20 or packet[0] >> 4 != 4 or packet[16:19] != _PREFIX:
+            if len(packet) < 20 or packet[0] >> 4 != 4:
                 continue
-            dst = packet[19] - 1
-            if 0 <= dst < hosts:
-                self._wan.offer(now, src, dst, packet)
+            if packet[16:20] == _MULTICAST_DNS:  # the hosts are neighbours, too
+                for dst in range(hosts):
+                    if dst != src:
+                        self._wan.offer(now, src, dst, packet)
+            elif packet[16:19] == _PREFIX and 0 < packet[19] % MOVED <= hosts:
+                self._wan.offer(now, src, packet[19] % MOVED - 1, packet)
 
     def _make(self, orders: dict[str, Any]) -> None:
         made = {}

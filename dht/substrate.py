@@ -142,7 +142,7 @@ class Substrate:
             _prepare_folder(self.config.runtime)
             await self._listener.start()
             await self._start_daemon()
-            self.seed_reports = await self._dial_seeds()
+            self.seed_reports = await self.dial_seeds(self.config.seeds)
         except BaseException:
             await self.close()
             raise
@@ -162,7 +162,7 @@ class Substrate:
         await self._start_daemon()
         for protocol in self._listener.handlers:
             await self._announce_handler(protocol)
-        self.seed_reports = await self._dial_seeds()
+        self.seed_reports = await self.dial_seeds(self.config.seeds)
         await self._redial(nodes)
         return self.seed_reports
 
@@ -238,10 +238,16 @@ class Substrate:
         await self._announce_handler(protocol)
 
     async def addresses(self) -> list[str]:
-        """Where others can reach us: what is announced, else our interfaces, TCP first."""
+        """Where others can reach us: what is announced, else our interfaces, TCP first.
+
+        SubstrateError while p2pd does not answer.
+        """
         if self.config.outbound_only:
             return []
-        _, response = await self._ask(control.identify(), LOCAL_TIMEOUT_S)
+        try:
+            _, response = await self._ask(control.identify(), LOCAL_TIMEOUT_S)
+        except (control.ControlError, OSError, TimeoutError) as error:
+            raise SubstrateError(f"p2pd does not say where it listens: {error}") from error
         found = response.identity.addresses if response.identity is not None else ()
         places = [place for address in found for place in on_interfaces(address)]
         outside = [place for place in places if not is_loopback(place)] or places
@@ -317,8 +323,9 @@ class Substrate:
         except (control.ControlError, OSError, TimeoutError) as error:
             raise SubstrateError(f"p2pd does not take streams of {protocol}: {error}") from error
 
-    async def _dial_seeds(self) -> list[SeedReport]:
-        reports = await self._reports(self.config.seeds)
+    async def dial_seeds(self, seeds: Sequence[str]) -> list[SeedReport]:
+        """Dials these addresses at once, and asks whoever answers for the address book."""
+        reports = await self._reports(seeds)
         live = [parse_address(report.address).peer for report in reports if report.ok]
         if live and self.config.address_book:
             await self._book.meet([peer for peer in live if peer], SEED_TIMEOUT_S)

@@ -68,6 +68,8 @@ class Settings:
     """Take no connections: contribute over streams that this peer opens, never be a home."""
     quic: bool = False
     """Also listen on QUIC, for networks that block TCP; it is slower, and losses are seen later."""
+    lan: bool = True
+    """Find peers of the same run on the local network, and be found there."""
     control_port: int = 0
     """Port of the control API on 127.0.0.1; 0 takes a free one."""
     dashboard: Endpoint | None = None
@@ -321,6 +323,7 @@ _PARSERS: Final[Mapping[str, Callable[[object], object]]] = {
     "outbound_only": as_bool,
     "quic": as_bool,
     "codec": as_codec,
+    "lan": as_bool,
     "control_port": lambda raw: as_number(raw, int, 0, _PORT_MAX),
     "dashboard": parse_page,
     "link_file": _as_path,
@@ -335,6 +338,7 @@ _WANTED: Final[Mapping[str, str]] = {
     "outbound_only": "true or false",
     "quic": "true or false",
     "codec": "auto, or one of " + ", ".join(CODEC_NAMES),
+    "lan": "true or false",
     "control_port": f"a port from 0 to {_PORT_MAX}",
     "dashboard": "HOST:PORT, for example 0.0.0.0:8080, or an empty text for no page",
     "link_file": "the path of a file, or an empty text for none",

@@ -38,6 +38,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "listen": "where other peers reach this one; port 0 takes a free one",
         "announce": "multiaddrs to tell others instead, for a forwarded port",
         "outbound_only": "take no connections from others",
+        "lan": "find peers of the run on the local network, and be found there (zeroconf)",
         "quic": "listen on QUIC, too, for networks that block TCP",
     },
     "When": {

@@ -16,7 +16,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -29,7 +28,7 @@ from dugnad.averaging.outer import conformance
 from dugnad.dht.advert import Advert, Device
 from dugnad.dht.identity import FolderLock, FolderLocked, Identity, IdentityError
 from dugnad.dht.ids import PeerId, RunId
-from dugnad.dht.link import Link, format_link
+from dugnad.dht.link import Link
 from dugnad.dht.p2pd import SubstrateError
 from dugnad.dht.protocol import PROTOCOL
 from dugnad.dht.records import verify_ed25519
@@ -57,9 +56,9 @@ from dugnad.peer.happenings import REMEMBER, Happenings
 from dugnad.peer.init import initial_parameters
 from dugnad.peer.journal import Journal
 from dugnad.peer.ledger import Ledger
-from dugnad.peer.linkfile import write_link
 from dugnad.peer.links import Links
 from dugnad.peer.manifest import Manifest, run_id
+from dugnad.peer.neighbours import Neighbours
 from dugnad.peer.orderkeeper import OrderKeeper
 from dugnad.peer.paths import Home
 from dugnad.peer.progress import ProgressLog
@@ -77,6 +76,7 @@ from dugnad.peer.trainer import LearnerPlan
 from dugnad.peer.training import Training, TrainingHooks
 from dugnad.peer.transfer import ContributionServer, PullServer
 from dugnad.peer.vitals import Vitals
+from dugnad.peer.whereabouts import IN_ADVERT, Whereabouts
 
 if TYPE_CHECKING:  # a daemon without a page does not load it
     from dugnad.peer.publicpage import PublicPage
@@ -117,6 +117,8 @@ class Daemon:
         self._main: asyncio.Task[int] | None = None
         self.happenings = Happenings(self)
         self.orders = OrderKeeper(self)
+        self.neighbours = Neighbours(self)
+        self.whereabouts = Whereabouts(self)
         self.steward = Steward(self)
         self.swarm = Swarm(self._substrate_config(start), identity, self._hooks())
         self.manifest: Manifest
@@ -186,6 +188,9 @@ class Daemon:
             reports = await self.swarm.open(self.run_id)
         except SubstrateError as error:
             raise substrate_error(error) from error
+        await self.neighbours.open()
+        if reports and not self.swarm.seeds():
+            await self.neighbours.meet()
         for one in reports:
             if not one.ok:
                 print(f"seed {one.address}: {one.reason}", file=sys.stderr)
@@ -309,13 +314,9 @@ class Daemon:
             for p, shell in enumerate(self.averager.fragments):
                 if shell.core.head.version:
                     self.ledger.adopted(p, shell.core.view.lineage, shell.core.head)
-            link = format_link(self.run_id, (await self.swarm.substrate.addresses())[:3])
-            self.report.link = link
-            print(link, flush=True)
-            if self.settings.link_file:
-                write_link(Path(self.settings.link_file), link)
-            if self.page is not None:
-                self.page.linked(link)
+            await self.whereabouts.tell()
+            self.own(self.neighbours.announce(), "announce on the local network")
+            self.own(self.whereabouts.run(), "whereabouts")
             self.own(self.steward.run(), "steward")
             self.own(bring_up_learner(self), "bring up the learner")
             self.own(self.vitals.run(), "vitals")
@@ -333,7 +334,7 @@ class Daemon:
             bulk,
             self.run_id,
             serving.size_of,
-            self._contribution_in,
+            serving.contribution_in,
             verify_ed25519,
             refused=self.happenings.refused,
             traffic=traffic,
@@ -351,15 +352,6 @@ class Daemon:
         self.page = PublicPage(self, self.settings.dashboard)
         await self.page.start()
         print(f"page: {self.page.address}", flush=True)
-
-    async def _contribution_in(
-        self, made: fm.Contribution, pieces: tuple[fm.UnitPiece, ...], payload: bytes
-    ) -> str:
-        if not self.manifest.admits(PeerId(made.peer)):
-            return "this run does not admit its maker"
-        if refusal := self.orders.refusal(PeerId(made.peer)):
-            return refusal
-        return await self.averager.contribution_in(made, pieces, payload)
 
     async def _finish_promises(self) -> None:
         """A header that was promised and never announced leaves now (this peer died in between)."""
@@ -392,7 +384,7 @@ class Daemon:
             reachable="outbound" if self.settings.outbound_only else "unknown",
             can_home=not self.settings.outbound_only,
             roles=("train",) if self.settings.outbound_only else ("train", "merge"),
-            addresses=addresses[:8],
+            addresses=addresses[:IN_ADVERT],
         )
 
     def own(self, work: object, name: str) -> None:
@@ -452,6 +444,7 @@ class Daemon:
         if writing and not self.forced:  # the last heads and anchors are to be on the disk
             await asyncio.wait(writing, timeout=WRITE_S)
         self.orders.close()
+        await self.neighbours.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -74,7 +74,7 @@ def choose_codec(daemon: Daemon) -> None:
         rate = min(rate, traffic.up.rate)
     seconds = DRAIN_S if daemon.drain else LEAVE_S
     names = list(CODECS)
-    budget = rate * seconds * SENDING_SHARE
+    budget = min(rate * seconds, daemon.steward.quota_left()) * SENDING_SHARE
     codec = richest(names, daemon.manifest.table.sizes, budget) or names[-1]
     for shell in daemon.averager.fragments:
         shell.worker.last_codec = codec

@@ -68,6 +68,8 @@ class Readings:
     disk_total: int = 0
     traffic: int = 0
     """Bytes up and down in the last QUOTA_DAYS."""
+    leave_bytes: int = 0
+    """What leaving still takes: a last hand-in, and what comes meanwhile."""
     trains_on_gpu: bool = False
 
 
@@ -184,8 +186,8 @@ def free_rule(limits: Limits, readings: Readings, last: Verdict) -> str:
 
 
 def quota_rule(limits: Limits, readings: Readings, last: Verdict) -> str:
-    """Not beyond the traffic that the owner gave for QUOTA_DAYS."""
-    if not limits.quota_gb or readings.traffic < limits.quota_gb * 1e9:
+    """Not beyond the traffic that the owner gave for QUOTA_DAYS, what leaving takes included."""
+    if not limits.quota_gb or readings.traffic + readings.leave_bytes < limits.quota_gb * 1e9:
         return ""
     return f"{readings.traffic / 1e9:,.1f} GB went up and down in {QUOTA_DAYS} days"
 

@@ -9,6 +9,7 @@ from dugnad.averaging import formats as fm
 from dugnad.averaging.buffers import AnchorState
 from dugnad.averaging.codecs import CODECS
 from dugnad.averaging.worker import Commit
+from dugnad.dht.ids import PeerId
 from dugnad.peer import clock
 from dugnad.peer.corpus import CorpusError
 from dugnad.peer.manifest import encode_manifest
@@ -32,6 +33,17 @@ class Serving:
         self._manifest = encode_manifest(daemon.manifest)
         self._digests: dict[int, tuple[int, float, list[bytes]]] = {}
         self._news: tuple[float, bytes] | None = None
+
+    async def contribution_in(
+        self, made: fm.Contribution, pieces: tuple[fm.UnitPiece, ...], payload: bytes
+    ) -> str:
+        """A contribution for a fragment whose home this peer is; why it is refused, or ''."""
+        daemon = self.daemon
+        if not daemon.manifest.admits(PeerId(made.peer)):
+            return "this run does not admit its maker"
+        if refusal := daemon.orders.refusal(PeerId(made.peer)):
+            return refusal
+        return await daemon.averager.contribution_in(made, pieces, payload)
 
     def manifest(self) -> bytes | None:
         """The manifest as the run id names it."""

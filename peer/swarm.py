@@ -86,6 +86,10 @@ class Swarm:
         finally:
             self._restarting = False
 
+    async def meet(self, addresses: Sequence[str]) -> None:
+        """Dial more seeds: those that answer count as the link's own."""
+        self.reports += await self.substrate.dial_seeds(addresses)
+
     def seeds(self) -> list[PeerId]:
         """Peers of the seeds that answered."""
         found = [parse_address(one.address).peer for one in self.reports if one.ok]

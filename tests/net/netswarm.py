@@ -63,6 +63,9 @@ class NetPeer:
     def board(self) -> Any:  # Any: JSON of the leaderboard
         return self.host.call(lambda: Client(self.home, 2.0).get("/v1/leaderboard"))
 
+    def peers(self) -> Any:  # Any: JSON of the peers that it knows
+        return self.host.call(lambda: Client(self.home, 2.0).get("/v1/peers"))
+
     def words(self) -> str:
         return self.log.read_text(errors="replace")
 

@@ -15,6 +15,9 @@ import pytest
 from _nethosts import Hosts, missing
 from _wan import Line
 
+from dugnad.dht.ids import PeerId, peer_text
+from dugnad.dht.link import format_link, parse_link
+
 from ..peer.processes import run_file  # noqa: TID252  the tests are no installed package
 from .netswarm import NetPeer, NetSwarm, clock_shift  # noqa: TID252  the same
 
@@ -25,8 +28,10 @@ LINES = {
     "b": Line(20, 20, delay_ms=25, loss=0.01),
     "c": Line(10, 20, delay_ms=40, loss=0.01),
     "inside": Line(10, 20, delay_ms=20),
+    "late": Line(20, 20, delay_ms=5),
 }
-EVERYBODY = tuple(LINES)
+EVERYBODY = tuple(name for name in LINES if name != "late")
+NOBODY = PeerId(bytes(32))
 CLOCK_AHEAD_S = 30
 
 
@@ -63,9 +68,7 @@ def test_a_peer_behind_a_nat_router_contributes_and_nobody_can_dial_it(swarm: Ne
     assert swarm.peers["a"].status()["peers_live"] == len(EVERYBODY)
     with pytest.raises(OSError):  # noqa: PT011  refused or timed out, as the router likes
         swarm.hosts["a"].call(partial(_dial, swarm.hosts["inside"].address))
-    rows = swarm.peers["a"].board()["rows"]
-    tokens = {row["peer"]: row["tokens"] + row["provisional"] for row in rows}
-    assert tokens[peer] > 0
+    assert _tokens(swarm.peers["a"], peer) > 0
 
 
 def test_a_clock_that_is_half_a_minute_ahead_is_measured_and_harms_nobody(swarm: NetSwarm) -> None:
@@ -109,6 +112,56 @@ def test_a_killed_p2pd_comes_back_with_the_same_key_and_port_under_the_same_daem
     top = max(swarm.peers[name].version() for name in EVERYBODY)
     swarm.until_merged(EVERYBODY, top + 2, 30.0)
     swarm.wait_for(partial(swarm.agreed, EVERYBODY), 30.0, "equal heads")
+
+
+def test_a_link_whose_peers_have_all_gone_leads_to_a_neighbour_of_the_run(swarm: NetSwarm) -> None:
+    run = parse_link(swarm.peers["a"].link()).run
+    gone = f"/ip4/{swarm.hosts['late'].address}/tcp/9/p2p/{peer_text(NOBODY)}"
+    late = swarm.launch("late", "join", format_link(run, [gone]))
+    swarm.wait_for(late.status, 30.0, "its status")
+    swarm.wait_for(lambda: late.status()["peers_live"] == len(LINES), 30.0, "everybody")
+    assert "addresses of this run on the local network" in late.words()
+
+
+def test_a_peer_whose_wireless_drops_and_comes_back_elsewhere_loses_no_step(
+    swarm: NetSwarm,
+) -> None:
+    late, first = swarm.peers["late"], swarm.peers["a"]
+    swarm.wait_for(partial(_listed, late), 60.0, "its first listed contribution")
+    before = late.status()
+    swarm.hosts.split(["late"], EVERYBODY)
+    try:
+        swarm.wait_for(lambda: _live(first) == len(EVERYBODY), 30.0, "the loss")
+        swarm.wait_for(lambda: late.status()["step"] > before["step"], 30.0, "training alone")
+        swarm.hosts.move("late")
+    finally:
+        swarm.hosts.split()
+    swarm.wait_for(lambda: _live(first) == len(LINES) == _live(late), 30.0, "the reunion")
+    new = f"/{late.host.address}/"
+    swarm.wait_for(lambda: _told(first, before["peer"], new), 30.0, "the new address at others")
+    after = late.status()
+    assert after["pid"] == before["pid"]
+    assert after["step"] > before["step"]
+    credit = _tokens(first, after["peer"])
+    swarm.wait_for(lambda: _tokens(first, after["peer"]) > credit, 60.0, "new work in the lineage")
+    late.process.terminate()
+    assert late.process.wait(30.0) == 0
+
+
+def _live(peer: NetPeer) -> int:
+    status = peer.status()
+    return status["peers_live"] if status else 0
+
+
+def _tokens(peer: NetPeer, of: str) -> int:
+    rows = {row["peer"]: row for row in peer.board()["rows"]}
+    return int(rows[of]["tokens"] + rows[of]["provisional"]) if of in rows else 0
+
+
+def _told(peer: NetPeer, of: str, host: str) -> bool:
+    """Whether it knows the other by addresses on that host alone."""
+    known = {row["peer"]: row["addresses"] for row in peer.peers()}[of]
+    return bool(known) and all(host in address for address in known)
 
 
 def _listed(peer: NetPeer) -> bool:

@@ -194,6 +194,12 @@ def test_quota(quota: float, traffic: int, may: bool) -> None:
     assert allowed(Limits(quota_gb=quota), replace(QUIET, traffic=traffic), "quota_gb") == may
 
 
+def test_leaving_fits_into_the_quota() -> None:
+    near = replace(QUIET, traffic=GB - 100, leave_bytes=99)
+    assert allowed(Limits(quota_gb=1.0), near, "quota_gb")
+    assert not allowed(Limits(quota_gb=1.0), replace(near, leave_bytes=100), "quota_gb")
+
+
 def test_the_plainest_of_several_reasons_is_shown() -> None:
     readings = replace(QUIET, on_battery=True, cpu_c=99.0)
     assert judge(Limits(hours="tue 9-10"), readings).rule == "hours"
