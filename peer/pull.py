@@ -45,6 +45,7 @@ from dugnad.peer.pullchecks import (
     summaries_in,
     with_hash,
 )
+from dugnad.peer.pulljob import Batch, Job, Part
 from dugnad.peer.transferwire import (
     ANSWER_BYTES_MAX,
     COMMITS_BYTES_MAX,
@@ -54,7 +55,6 @@ from dugnad.peer.transferwire import (
     IDLE_S,
     OPEN_S,
     PATIENCE_S,
-    PIECES_BYTES_MAX,
     PULL_PROTOCOL,
     PULLS_PER_DONOR_MAX,
     REQUESTS_AHEAD,
@@ -67,12 +67,10 @@ from dugnad.peer.transferwire import (
     GetLeaves,
     GetManifest,
     GetNews,
-    GetPieces,
     GetShard,
     GetStatements,
     GetStatementSummaries,
     GetSummaries,
-    Kind,
     NotHere,
     PacedStream,
     Refusal,
@@ -81,7 +79,6 @@ from dugnad.peer.transferwire import (
     Slots,
     T,
     Traffic,
-    first_bad_leaf,
     off_loop,
     plain,
 )
@@ -94,9 +91,6 @@ DONORS_TRIED_MAX: Final = 64
 AHEAD_BYTES_MIN: Final = 96 << 10
 """With less than this under way, a leaf of int8, the next is asked for: a line that carries one
 leaf at a time stands still for a round trip after each."""
-BATCHES_PER_DONOR: Final = 4
-"""A transfer is cut into at least so many batches for each donor, so that a fast one can do more
-than its share; fewer than that where a batch would be less than a leaf."""
 _NODE_BYTES: Final = 1024
 """A node of a tree of hashes takes as long as about so many bytes of a leaf."""
 _FLOAT_BYTES: Final = 4
@@ -199,7 +193,7 @@ class Puller:
             raise PullError("the header's codec and payload size do not fit the fragment")
         room = Room(header.payload_bytes)
         leaf_bytes = codec.encoded_size(LEAF_PARAMS)
-        part = _Part("payload", header.payload_root, leaf_bytes, room.view)
+        part = Part("payload", header.payload_root, leaf_bytes, room.view)
         await self._collect(peers, header, [part])
         return room.take()
 
@@ -214,8 +208,8 @@ class Puller:
         views = [array.view(np.uint8).data for array in arrays]
         leaf_bytes = _FLOAT_BYTES * LEAF_PARAMS
         parts = [
-            _Part("theta", header.theta_root, leaf_bytes, views[0]),
-            _Part("momentum", header.momentum_root, leaf_bytes, views[1]),
+            Part("theta", header.theta_root, leaf_bytes, views[0]),
+            Part("momentum", header.momentum_root, leaf_bytes, views[1]),
         ]
         await self._collect(peers, header, parts)
         theta, momentum = (array.astype(np.float32, copy=False) for array in arrays)
@@ -267,13 +261,13 @@ class Puller:
     # -- leaves from many peers ----------------------------------------------------------------
 
     async def _collect(
-        self, peers: Sequence[PeerId], header: Header, parts: Sequence[_Part]
+        self, peers: Sequence[PeerId], header: Header, parts: Sequence[Part]
     ) -> None:
         """Fills the parts; PullError if that is not possible."""
         peers = tuple(dict.fromkeys(peers))[:DONORS_TRIED_MAX]
         digest = header_digest(header, RunId(header.run))
         at_once = min(self._policy.donors, len(peers))
-        job = _Job(header.fragment, digest, parts, peers, at_once)
+        job = Job(header.fragment, digest, parts, peers, at_once)
         async with asyncio.TaskGroup() as group:
             workers = [
                 group.create_task(self._work(job), name="transfer in") for _ in range(at_once)
@@ -284,7 +278,7 @@ class Puller:
         if job.remaining:
             raise _nobody(job.blame)
 
-    async def _work(self, job: _Job) -> None:
+    async def _work(self, job: Job) -> None:
         """Draws from one donor after another, until all is here or nobody is left."""
         try:
             while job.peers:
@@ -300,13 +294,13 @@ class Puller:
         finally:
             job.leave()
 
-    async def _draw(self, job: _Job, peer: PeerId) -> None:
+    async def _draw(self, job: Job, peer: PeerId) -> None:
         """Fetches from a donor until the pool is empty. Refusal if it lies."""
         async with self._line(peer) as line:
             for part in job.parts:
                 if part.hashes is None:
                     part.hashes = await _fetch_hashes(line, job, part)
-            held: deque[_Batch] = deque()
+            held: deque[Batch] = deque()
             job.lines.add(line)
             line.flow = flow = self._meter.begin(peer)
             try:
@@ -321,132 +315,6 @@ class _Unserved(Exception):
     """A donor says that it does not have the thing or is busy."""
 
 
-@dataclass(slots=True, eq=False)
-class _Part:
-    """One of the things that a job fetches, where it is received, and its hashes once known."""
-
-    kind: Kind
-    root: bytes
-    leaf_bytes: int
-    view: memoryview
-    hashes: tuple[bytes, ...] | None = None
-
-    @property
-    def count(self) -> int:
-        """Number of leaves."""
-        return -(-len(self.view) // self.leaf_bytes)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Batch:
-    """Consecutive leaves that one request asks for."""
-
-    part: _Part
-    first: int
-    count: int
-
-    @property
-    def view(self) -> memoryview:
-        """Where they are received."""
-        start, stop = self.first, self.first + self.count
-        return self.part.view[start * self.part.leaf_bytes : stop * self.part.leaf_bytes]
-
-    def bad_leaf(self) -> int | None:
-        """Index of the first leaf that is not what its hash says."""
-        assert self.part.hashes is not None
-        hashes = self.part.hashes[self.first : self.first + self.count]
-        bad = first_bad_leaf(self.view, self.part.leaf_bytes, hashes)
-        return None if bad is None else self.first + bad
-
-
-class _Job:
-    """One transfer: the pool of batches nobody is fetching, and the donors."""
-
-    def __init__(
-        self,
-        fragment: int,
-        digest: bytes,
-        parts: Sequence[_Part],
-        peers: Sequence[PeerId],
-        workers: int,
-    ) -> None:
-        self.fragment, self.digest, self.parts = fragment, digest, parts
-        self.peers = deque(peers)
-        self.pool = deque(batch for part in parts for batch in _batches(part, workers))
-        self.remaining = len(self.pool)
-        self.lines: set[PacedStream] = set()
-        self.blame: list[Blame] = []
-        self.finished = asyncio.Event()
-        self._workers = workers
-        self._returned = asyncio.Event()
-        if not workers or not self.remaining:
-            self.finished.set()
-
-    def request(self, batch: _Batch) -> GetPieces:
-        """What to ask for it."""
-        return GetPieces(batch.part.kind, self.fragment, self.digest, batch.first, batch.count)
-
-    def next(self, room: int) -> _Batch:
-        """A batch to ask for, of at most `room` bytes or of one leaf; the rest of it goes back."""
-        batch = self.pool.popleft()
-        count = max(1, room // batch.part.leaf_bytes)
-        if count < batch.count:
-            rest = _Batch(batch.part, batch.first + count, batch.count - count)
-            self.pool.appendleft(rest)
-            self.remaining += 1
-            batch = _Batch(batch.part, batch.first, count)
-        return batch
-
-    def done(self) -> None:
-        """A batch is here and verified."""
-        self.remaining -= 1
-        if not self.remaining:
-            self.finished.set()
-
-    def put_back(self, batches: Sequence[_Batch]) -> None:
-        """Their donor will not deliver."""
-        self.pool.extendleft(reversed(batches))
-        if batches:
-            self._returned.set()
-
-    def leave(self) -> None:
-        """A worker has no donor left."""
-        self._workers -= 1
-        if not self._workers:
-            self.finished.set()
-
-    async def wants_more(self, patience_s: float) -> bool:
-        """Waits until there is work; False when all is here.
-
-        Whoever waits has a donor with nothing to do, so donors that give nothing for `patience_s`
-        are cut, which returns their batches.
-        """
-        while self.remaining and not self.pool:
-            self._returned.clear()
-            try:
-                async with asyncio.timeout(patience_s):
-                    await self._returned.wait()
-            except TimeoutError:
-                self._cut_stalled(patience_s)
-        return self.remaining > 0
-
-    def _cut_stalled(self, patience_s: float) -> None:
-        since = asyncio.get_running_loop().time() - patience_s
-        for line in tuple(self.lines):
-            if line.moved_at <= since:
-                line.cut(f"nothing moved for {patience_s:g} s while other donors waited")
-
-
-def _batches(part: _Part, workers: int) -> list[_Batch]:
-    """The part cut into batches: small enough for an answer and to go round."""
-    fitting = PIECES_BYTES_MAX // part.leaf_bytes
-    fair = -(-part.count // (BATCHES_PER_DONOR * max(1, workers)))
-    step = max(1, min(fitting, fair))
-    return [
-        _Batch(part, first, min(step, part.count - first)) for first in range(0, part.count, step)
-    ]
-
-
 async def _size(line: PacedStream) -> int:
     """The size in the next answer; _Unserved with its reason if it is a no, Refusal if garbage."""
     data = await read_frame(line, ANSWER_BYTES_MAX)
@@ -459,7 +327,7 @@ async def _size(line: PacedStream) -> int:
     return answer.size
 
 
-async def _fetch_hashes(line: PacedStream, job: _Job, part: _Part) -> tuple[bytes, ...]:
+async def _fetch_hashes(line: PacedStream, job: Job, part: Part) -> tuple[bytes, ...]:
     """The leaf hashes of a part, matching its root; Refusal when they do not."""
     await write_frame(line, encode(GetLeaves(part.kind, job.fragment, job.digest)))
     size = await _size(line)
@@ -473,7 +341,7 @@ async def _fetch_hashes(line: PacedStream, job: _Job, part: _Part) -> tuple[byte
     return hashes
 
 
-async def _fetch_batches(line: PacedStream, job: _Job, held: deque[_Batch], flow: Flow) -> None:
+async def _fetch_batches(line: PacedStream, job: Job, held: deque[Batch], flow: Flow) -> None:
     """Fetches until the pool is empty; `held` are the batches that were asked for.
 
     No more is asked for than the donor's line carries in a moment: what it sends us later waits in
@@ -495,7 +363,7 @@ async def _fetch_batches(line: PacedStream, job: _Job, held: deque[_Batch], flow
         job.done()
 
 
-async def _fetch_batch(line: PacedStream, batch: _Batch) -> None:
+async def _fetch_batch(line: PacedStream, batch: Batch) -> None:
     """Receives a batch in place; Refusal when a leaf is not what its hash says."""
     size = await _size(line)
     view = batch.view
