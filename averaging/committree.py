@@ -10,20 +10,25 @@ they were found, have equal lineages.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from dugnad.averaging.formats import CommitRecord
+from dugnad.averaging.join import JOIN
 from dugnad.averaging.lineage import Lineage, LineageRules, flip
 from dugnad.averaging.node import Node
+from dugnad.averaging.pruning import COST_MAX, VERSIONS_KEPT
 
 NODES_MAX: Final = 200_000
 """Commits of one fragment in one tree, about a kilobyte each: two weeks of one every six
 seconds, twice what a store gives as one lineage."""
 KEPT_VERSIONS: Final = 64
-"""Newest versions whose tables and inputs stay: a commit below them can only be added to a new tree
-(:data:`LATE`). Readers of a file need one; a watcher whose receipts come late needs some."""
+"""Newest versions whose tables stay: a commit below them can only be added to a new tree
+(:data:`LATE`). Readers of a file need one; a watcher whose receipts come late needs some. What was
+listed stays as long as at a peer (:mod:`dugnad.averaging.pruning`), since joins are judged by it.
+"""
 NOT_LINKED: Final = "it is not linked: its parent is not there"
 LATE: Final = "it is older than what this tree can still take: a new tree has to be made"
 
@@ -89,6 +94,10 @@ class CommitTree:
         self._bare = start.version - 1
         """Nodes up to this version have lost their tables."""
         self._forks: set[int] = set()
+        self._heavy: deque[Node] = deque()
+        """Nodes whose inputs are kept, in the order in which they came, ..."""
+        self._cost = 0
+        """... and what that costs."""
         self._whole = start.digest == self._lineage.genesis.digest
         if not self._whole:
             node = Node(start.digest, start.version, b"", 0, 0, (), {})
@@ -106,7 +115,7 @@ class CommitTree:
         return len(self._homes)
 
     def get(self, digest: bytes) -> Node | None:
-        """A node; below the kept versions it has no tables, inputs and record any more."""
+        """A node; below the kept versions it has no tables, and far below no inputs and record."""
         return self._lineage.get(digest)
 
     def add(self, digest: bytes, record: CommitRecord) -> str:
@@ -143,14 +152,29 @@ class CommitTree:
         while self._bare < self.newest - self._kept - 1:
             self._bare += 1
             for digest in self._versions.get(self._bare, ()):
-                self._strip(digest)
+                self._strip(self._lineage.nodes[digest])
+        self._heavy.append(node)
+        self._cost += node.cost
+        low = self.newest - VERSIONS_KEPT
+        while self._heavy[0].version <= self._bare and (
+            self._heavy[0].version < low or self._cost > COST_MAX
+        ):
+            self._lighten(self._heavy.popleft())
 
-    def _strip(self, digest: bytes) -> None:
-        """Forget what only a child's judgement, or a reader of newest versions, would need."""
-        node = self._lineage.nodes[digest]
-        node.record, node.listed, node.seqs = None, {}, {}
-        if len(self._children.get(digest, ())) < 2:  # at a fork the members are the voters
+    def _strip(self, node: Node) -> None:
+        """Forget the tables: only a child's judgement needs them."""
+        node.seqs = {}
+        if len(self._children.get(node.digest, ())) < 2:  # at a fork the members are the voters
             node.members, node.member_keys = (), frozenset()
+
+    def _lighten(self, node: Node) -> None:
+        """Forget the inputs, but which head a join took in."""
+        self._cost -= node.cost
+        node.listed = {}
+        if node.record is not None and node.record.header.kind == JOIN:
+            node.record = CommitRecord(node.record.header, ())
+        else:
+            node.record = None
 
     # -- the choice ----------------------------------------------------------------------------
 

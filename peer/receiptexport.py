@@ -17,6 +17,7 @@ from dugnad.averaging.committree import CommitTree, row_of, start_of
 from dugnad.averaging.formats import CommitRecord
 from dugnad.averaging.setboard import PAGE, fold_from
 from dugnad.dht.ids import RunId, run_text
+from dugnad.dht.records import RecordError
 from dugnad.peer.assembly import credit_rules, lineage_rules
 from dugnad.peer.errors import UserError
 from dugnad.peer.exportsources import find_run, newest_run, run_manifest
@@ -25,7 +26,9 @@ from dugnad.peer.leaderboard import basis_line
 from dugnad.peer.manifest import Manifest, encode_manifest
 from dugnad.peer.paths import Home, disk_error, fsync_folder
 from dugnad.peer.receiptfile import Beginning, ReceiptWriter
+from dugnad.peer.statementsync import stored_said, stored_statements
 from dugnad.peer.store import Store, StoreError
+from dugnad.peer.storeschema import disk_error as disk_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,12 @@ def write_receipts(store: Store, manifest: Manifest, run: RunId, writer: Receipt
         start_of(one, (row_of(*row) for row in store.commits(p))) for p, one in enumerate(rules)
     ]
     writer.open(encode_manifest(manifest), tuple(Beginning(s.version, s.digest) for s in starts))
+    try:
+        for statement in stored_statements(store):
+            writer.state(statement)
+        said = stored_said(store, run)
+    except RecordError as error:
+        raise disk_fault("corrupt", store.path, error) from error
     fold, left_out = fold_from(credit_rules(manifest, run), starts), Counter[str]()
     for p, one in enumerate(rules):
         tree = CommitTree(one, starts[p], kept=1)
@@ -98,7 +107,7 @@ def write_receipts(store: Store, manifest: Manifest, run: RunId, writer: Receipt
         for at in range(0, len(chain), PAGE):
             names = chain[at : at + PAGE]
             fold.follow(p, [(name, _stored(store, name)) for name in names])
-    board = fold.board()
+    board = fold.board(said)
     writer.end(board_json(board))
     return Exported(writer.commits, board, left_out)
 

@@ -2,8 +2,9 @@
 
 After a line of magic come records, each four bytes of length (big-endian) and that many of msgpack:
 an *opening* (format, the manifest, and on which commit the first ones of each fragment stand), the
-commits with their inputs in ascending order of (fragment, version, digest), and a *closing* (how
-many they are, SHA-256 of everything before it, SHA-256 of the board that follows from them). Acks
+statements about whose machines the peers are, ascending by their hashes, the commits with their
+inputs in ascending order of (fragment, version, digest), and a *closing* (how many commits they
+are, SHA-256 of everything before it, SHA-256 of the board that follows from them). Acks
 are left out, since peers hear different ones: equal sets make equal files, byte by byte.
 """
 
@@ -18,6 +19,7 @@ from typing import Annotated, BinaryIO, Final
 import msgspec
 
 from dugnad.averaging.formats import DIGEST_BYTES, FRAGMENTS_MAX, MESSAGE_BYTES_MAX, CommitRecord
+from dugnad.averaging.statements import STATEMENT_BYTES_MAX
 from dugnad.dht.records import RecordError, decode, encode
 
 MAGIC: Final = b"dugnad receipts\n"
@@ -57,6 +59,14 @@ class Listed(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
     commit: CommitRecord
 
 
+class Stated(
+    msgspec.Struct, frozen=True, array_like=True, tag="statement", forbid_unknown_fields=True
+):
+    """One statement (`dugnad.averaging.statements`) by which the board is read."""
+
+    record: Annotated[bytes, msgspec.Meta(max_length=STATEMENT_BYTES_MAX)]
+
+
 class Closing(msgspec.Struct, frozen=True, array_like=True, tag="end", forbid_unknown_fields=True):
     """The last record: a file without it was cut."""
 
@@ -65,7 +75,7 @@ class Closing(msgspec.Struct, frozen=True, array_like=True, tag="end", forbid_un
     board_sha256: _Digest
 
 
-Record = Opening | Listed | Closing
+Record = Opening | Stated | Listed | Closing
 
 
 class FileFault(Exception):
@@ -97,6 +107,11 @@ class ReceiptWriter:
         """Write the beginning."""
         self._put(MAGIC)
         self._frame(Opening(FORMAT, manifest, starts))
+
+    def state(self, statement: bytes) -> None:
+        """Write a statement; all of them stand before the first commit."""
+        assert not self.commits, "statements come first"
+        self._frame(Stated(statement))
 
     def add(self, commit: CommitRecord) -> None:
         """Write a commit, without its acks."""
@@ -134,16 +149,18 @@ class ReceiptReader:
         if magic != MAGIC:
             raise FileFault("it is not a file of receipts: it begins with other bytes")
         total.update(magic)
-        number = 0
+        number, commits = 0, 0
         while True:
             offset = self._file.tell()
             raw = self._raw(number)
             record = _decoded(raw[_LENGTH_BYTES:], number)
             if isinstance(record, Closing):
-                self._check_end(record, number - 1, total.digest())
+                self._check_end(record, commits, total.digest())
                 yield Placed(number, offset, record)
                 return
-            if isinstance(record, Opening) != (number == 0):
+            commits += isinstance(record, Listed)
+            late = isinstance(record, Stated) and commits > 0
+            if late or isinstance(record, Opening) != (number == 0):
                 raise FileFault(f"record {number} is not of the kind that is due there")
             total.update(raw)
             yield Placed(number, offset, record)

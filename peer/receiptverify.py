@@ -16,8 +16,10 @@ from typing import BinaryIO, Final
 from dugnad.averaging.board import Board, board_json
 from dugnad.averaging.committree import CommitTree, Start
 from dugnad.averaging.formats import CommitRecord, header_digest
+from dugnad.averaging.lineage import LineageRules
 from dugnad.averaging.receiptcheck import ack_reason, commit_reason
 from dugnad.averaging.setboard import PAGE, fold_from
+from dugnad.averaging.statements import StatementSet
 from dugnad.dht.ids import RunId, run_text
 from dugnad.dht.records import verify_ed25519
 from dugnad.peer.assembly import credit_rules, lineage_rules
@@ -26,7 +28,14 @@ from dugnad.peer.errors import UserError
 from dugnad.peer.leaderboard import board_text, print_board
 from dugnad.peer.manifest import Manifest, ManifestError, decode_manifest
 from dugnad.peer.paths import disk_error
-from dugnad.peer.receiptfile import FileFault, Listed, Opening, Placed, ReceiptReader
+from dugnad.peer.receiptfile import (
+    FileFault,
+    Listed,
+    Opening,
+    Placed,
+    ReceiptReader,
+    Stated,
+)
 from dugnad.peer.views import printable
 
 ASK_AGAIN: Final = "do not rely on this file; ask a peer of the run for another export"
@@ -38,15 +47,22 @@ class Verdict:
 
     run: RunId
     manifest: Manifest
-    trees: list[CommitTree]
+    rules: list[LineageRules]
+    starts: list[Start]
+    statements: StatementSet
+    tree: CommitTree
+    """Of the fragment whose commits are being read: they come fragment by fragment."""
+    chains: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     commits: int = 0
     receipts: int = 0
     offsets: dict[bytes, int] = field(default_factory=dict)
+    stated: bytes = b""
+    """The name of the last statement: they ascend."""
 
     @property
     def partial(self) -> list[int]:
         """Fragments whose first versions are not in the file."""
-        return [p for p, tree in enumerate(self.trees) if tree.start.version]
+        return [p for p, start in enumerate(self.starts) if start.version]
 
 
 def judge_file(file: BinaryIO, now_ms: int) -> tuple[Verdict, Board]:
@@ -62,9 +78,14 @@ def judge_file(file: BinaryIO, now_ms: int) -> tuple[Verdict, Board]:
         elif isinstance(record, Listed):
             assert verdict is not None, "the reader gives the opening first"
             last = _judged(verdict, placed, record.commit, last, now_ms)
+        elif isinstance(record, Stated):
+            assert verdict is not None, "the reader gives the opening first"
+            _take_statement(verdict, placed.number, record.record, now_ms)
         else:
             board_sha256 = record.board_sha256
     assert verdict is not None, "a file without an opening was refused"
+    if last[0] >= 0:
+        verdict.chains[last[0]] = verdict.tree.chain()
     board = _board(verdict, reader)
     if hashlib.sha256(board_json(board)).digest() != board_sha256:
         raise FileFault("its receipts hold, but another board was written than follows from them")
@@ -86,7 +107,17 @@ def _opened(opening: Opening) -> Verdict:
     for p, tree in enumerate(trees):
         if tree.whole != (tree.start.version == 0):
             raise FileFault(f"the beginning of fragment {p} is not version 0 of this run")
-    return Verdict(run, manifest, trees)
+    return Verdict(run, manifest, rules, starts, StatementSet(run, lambda peer: True), trees[0])
+
+
+def _take_statement(verdict: Verdict, number: int, record: bytes, now_ms: int) -> None:
+    name = hashlib.sha256(record).digest()
+    reason = verdict.statements.take(record, now_ms)
+    if not reason and name <= verdict.stated:
+        reason = "it is out of order"
+    if reason:
+        raise FileFault(f"statement {number} of the file: {reason}")
+    verdict.stated = name
 
 
 def _judged(
@@ -99,15 +130,17 @@ def _judged(
     )
     digest = header_digest(header, run)
     place = (header.fragment, header.version, digest)
-    if not reason and header.fragment >= len(verdict.trees):
-        reason = f"the run has {len(verdict.trees)} fragments"
+    if not reason and header.fragment >= len(verdict.rules):
+        reason = f"the run has {len(verdict.rules)} fragments"
     if not reason and place <= last:
         reason = "it is out of order, or there twice"
     if not reason:
-        reason = verdict.trees[header.fragment].add(digest, commit)
+        if header.fragment != last[0]:
+            _go_on(verdict, last[0], header.fragment)
+        reason = verdict.tree.add(digest, commit)
     if reason:
         raise FileFault(
-            f"commit {placed.number} of the file (fragment {header.fragment}, version "
+            f"commit {verdict.commits + 1} of the file (fragment {header.fragment}, version "
             f"{header.version}, {digest.hex()[:12]}): {reason}"
         )
     verdict.commits += 1
@@ -116,15 +149,20 @@ def _judged(
     return place
 
 
+def _go_on(verdict: Verdict, before: int, fragment: int) -> None:
+    """The commits of a fragment have been read; those of another begin."""
+    if before >= 0:
+        verdict.chains[before] = verdict.tree.chain()
+    verdict.tree = CommitTree(verdict.rules[fragment], verdict.starts[fragment], kept=1)
+
+
 def _board(verdict: Verdict, reader: ReceiptReader) -> Board:
-    rules = credit_rules(verdict.manifest, verdict.run)
-    fold = fold_from(rules, [tree.start for tree in verdict.trees])
-    for p, tree in enumerate(verdict.trees):
-        chain = tree.chain()
+    fold = fold_from(credit_rules(verdict.manifest, verdict.run), verdict.starts)
+    for p, chain in sorted(verdict.chains.items()):
         for at in range(0, len(chain), PAGE):
             names = chain[at : at + PAGE]
             fold.follow(p, [(name, reader.commit_at(verdict.offsets[name])) for name in names])
-    return fold.board()
+    return fold.board(verdict.statements.said())
 
 
 def verify(path: Path, run: str, *, as_json: bool) -> int:
@@ -152,7 +190,7 @@ def verify(path: Path, run: str, *, as_json: bool) -> int:
 
 
 def _lines(verdict: Verdict, board: Board) -> list[str]:
-    listed = sum(board.versions) - sum(tree.start.version for tree in verdict.trees)
+    listed = sum(board.versions) - sum(start.version for start in verdict.starts)
     lines = [
         f"run {verdict.manifest.name!r}, {run_text(verdict.run)}",
         f"{verdict.commits} commits with {verdict.receipts} receipts hold: each is signed by its"
@@ -161,7 +199,7 @@ def _lines(verdict: Verdict, board: Board) -> list[str]:
     if listed < verdict.commits:
         lines.append(f"{verdict.commits - listed} of the commits lost to a better lineage")
     if verdict.partial:
-        first = max(verdict.trees[p].start.version for p in verdict.partial)
+        first = max(verdict.starts[p].version for p in verdict.partial)
         lines.append(
             f"the file begins after version {first} of {len(verdict.partial)} fragments: what was "
             "merged before is neither shown nor credited here"

@@ -7,33 +7,23 @@ reaches everybody in a few looks, as each peer takes what the others hold.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dugnad.averaging.dispute import Said
-from dugnad.averaging.reconcile import Reconciliation
-from dugnad.averaging.statements import (
-    EXCUSED,
-    HELD_MAX,
-    STATEMENT_BYTES_MAX,
-    StatementSet,
-)
+from dugnad.averaging.statements import EXCUSED, StatementSet
 from dugnad.dht.ids import PeerId, short
-from dugnad.dht.records import RecordError, decode, encode
+from dugnad.dht.records import RecordError, encode
 from dugnad.peer import clock
 from dugnad.peer.errors import UserError
 from dugnad.peer.ownerfiles import load_bond, load_owned
 from dugnad.peer.pull import Puller, PullError
-from dugnad.peer.transferwire import STATEMENTS_MAX
+from dugnad.peer.statementsync import KEY as KEY
+from dugnad.peer.statementsync import stored_statements, take_statements
 
 if TYPE_CHECKING:
     from dugnad.peer.daemon import Daemon
-
-KEY: Final = "statements"
-FETCHES_MAX: Final = 16
-"""Requests for records after one comparison: some 900 records; the rest comes with the next."""
-_FILE_BYTES_MAX: Final = HELD_MAX * (STATEMENT_BYTES_MAX + 4) + 8
 
 
 class StatementKeeper:
@@ -50,9 +40,8 @@ class StatementKeeper:
     async def load(self) -> None:
         """Take up what the disk holds; what cannot be read is said and passed over."""
         daemon = self._daemon
-        data = await daemon.store.call(lambda store: store.kept(KEY))
         try:
-            found = decode(data, tuple[bytes, ...], _FILE_BYTES_MAX) if data is not None else ()
+            found = await daemon.store.call(stored_statements)
         except RecordError as error:
             daemon.note("disk", f"the stored statements are not used: {error.reason}")
             found = ()
@@ -114,17 +103,4 @@ class StatementKeeper:
 
     async def compare(self, puller: Puller, peer: PeerId) -> str:
         """Take from `peer` the statements that are not here; its first fault, or ''. PullError."""
-        search = Reconciliation(self.held.names())
-        while asked := search.request():
-            if fault := search.answer(await puller.statement_summaries(peer, asked)):
-                return fault
-        missing = search.missing
-        self._rng.shuffle(missing)  # those that are refused each time must not stand in the way
-        for start in range(0, min(len(missing), FETCHES_MAX * STATEMENTS_MAX), STATEMENTS_MAX):
-            names = missing[start : start + STATEMENTS_MAX]
-            now = clock.wall_ms()
-            for record in await puller.statements(peer, names):
-                fault = self.held.take(record, now)
-                if fault and fault not in EXCUSED:
-                    return fault
-        return ""
+        return await take_statements(self.held, puller, peer, self._rng)

@@ -25,7 +25,9 @@ from .exchange_makers import (  # noqa: TID252  a helper of these tests
     contribution,
     grow,
     listing,
+    named,
 )
+from .join_makers import branch, join_of  # noqa: TID252
 
 PEOPLE = (A, B, C, D)
 
@@ -179,12 +181,46 @@ def test_a_tree_keeps_the_newest_versions_and_says_what_comes_too_late() -> None
     tree = CommitTree(RULES, Start(0, nodes[0].digest), kept=2)
     for node in nodes[1:]:
         assert tree.add(node.digest, commits[node.digest]) == ""
-    kept = [node.version for node in nodes[1:] if tree.get(node.digest).record is not None]  # type: ignore[union-attr]
+    kept = [node.version for node in nodes[1:] if tree.get(node.digest).seqs]  # type: ignore[union-attr]
     assert kept == [7, 8, 9]
     assert tree.add(late.digest, commits[late.digest]) == LATE
     fresh = grow(lineage, nodes[8], [B], B)
     assert tree.add(fresh.digest, fresh.record) == ""  # type: ignore[arg-type]
     assert tree.chain()[:8] == tuple(node.digest for node in nodes[1:9])
+
+
+def test_a_join_is_part_of_the_lineage_and_cannot_be_made_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dugnad.averaging.committree.COST_MAX", 0)  # inputs are forgotten at once
+    lineage = Lineage(RULES)
+    trunk = branch(lineage, lineage.genesis, [A, B, C], 2)[-1]
+    ours, theirs = branch(lineage, trunk, [A, B], 5), branch(lineage, trunk, [C], 5)
+    made = join_of(lineage, ours[-1], theirs[-1], B)
+    joined = lineage.add(made, named(made))
+    after = branch(lineage, joined, [A, B], 3)[-1]
+    commits = commits_of(lineage)
+    start, lines, refused = told(commits)
+    assert (lines[-1], refused) == (after.digest, {})
+    assert joined.digest in lines
+    assert not {node.digest for node in theirs} & set(lines)
+    assert told(dict(reversed(commits.items()))) == (start, lines, refused)
+    tree = CommitTree(RULES, start, kept=1)
+    for digest, one in sorted(commits.items(), key=lambda row: (row[1].header.version, row[0])):
+        assert tree.add(digest, one) == ""
+    again = commit(
+        lineage,
+        after,
+        made.inputs,
+        B,
+        kind="join",
+        other=theirs[-1].digest,
+        alpha_bits=made.header.alpha_bits,
+        eta_bits=made.header.eta_bits,
+        mu_bits=made.header.mu_bits,
+        codec="float16",
+    )
+    assert "joins what its lineage lists already" in tree.add(b"d" * 32, again)
 
 
 def test_the_start_is_version_0_for_an_empty_set() -> None:
