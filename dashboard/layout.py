@@ -137,7 +137,8 @@ def _footer(view: View) -> Markup:
     state = view.state
     who = ""
     if state.serving is not None:
-        who = f"Served by {state.serving.name} ({fingerprint(state.serving.peer)})"
+        key = f" ({fingerprint(state.serving.peer)})" if state.serving.peer else ""
+        who = f"Served by {state.serving.name}{key}"
     as_of: Markup | str = "nothing received yet"
     if state.as_of_ms:
         as_of = when(state.as_of_ms, view.now_ms, key="as-of")

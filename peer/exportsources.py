@@ -74,10 +74,11 @@ def newest_run(home: Home) -> RunId:
         raise UserError(
             "E042", f"there is no run in {home.root}", "join one, or give another --home"
         )
-    return max(runs, key=lambda run: _written(home.run(run).state))
+    return max(runs, key=lambda run: written(home.run(run).state))
 
 
-def _written(path: Path) -> float:
+def written(path: Path) -> float:
+    """When a store was written to last, seconds; 0 when it is not there."""
     files = [path, path.with_name(path.name + "-wal")]
     return max((one.stat().st_mtime for one in files if one.exists()), default=0.0)
 

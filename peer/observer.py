@@ -8,18 +8,18 @@ long as the process: nobody is to know it again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from dugnad.averaging.board import machine_rows
 from dugnad.dashboard import events as ev
 from dugnad.dashboard.app import DashboardError, DashboardServer
 from dugnad.dht.addresses import parse_address
 from dugnad.dht.identity import FolderLock, FolderLocked, Identity
-from dugnad.dht.ids import PeerId, name_of, peer_text, run_text
+from dugnad.dht.ids import PeerId, name_of, parse_peer, peer_text, run_text
 from dugnad.dht.link import Link, format_link
 from dugnad.dht.p2pd import SubstrateError
 from dugnad.dht.substrate import SeedReport, Substrate, SubstrateConfig
@@ -39,6 +39,7 @@ from dugnad.peer.paths import Home, write_private
 from dugnad.peer.pull import Puller, PullError
 from dugnad.peer.runwatch import RunWatch
 from dugnad.peer.sightings import Came, Change, Tick
+from dugnad.peer.signals import stop_signals
 from dugnad.peer.starting import folder_locked, manifest_error, stored_manifest
 from dugnad.peer.store import StoreError
 from dugnad.peer.storethread import StoreThread
@@ -46,7 +47,8 @@ from dugnad.peer.watchpage import WatchPage
 
 TICK_S: Final = 1.0
 AT_ONCE: Final = 4
-"""Peers asked at the same time: everybody of a full mesh has been asked within a minute."""
+"""Peers that are being asked at the same time. Once somebody has told the news one more is asked
+each second: everybody's adverts are 40 KB in a full mesh, and each peer tells of all."""
 COMPARE_S: Final = 15.0
 """Between two comparisons of receipts, one fragment each; as peers do among themselves."""
 BOOK_S: Final = 60.0
@@ -104,7 +106,7 @@ class Observer:
             raise self.failure
         return 0
 
-    def _config(self, key: Any) -> SubstrateConfig:  # Any: a path, also of no file yet
+    def _config(self, key: Path) -> SubstrateConfig:
         remembered = self.home.remembered(self.run_id)
         seeds = [*self.link.peers, *(one for one in remembered if one not in self.link.peers)]
         return SubstrateConfig(
@@ -132,7 +134,9 @@ class Observer:
         except StoreError as error:
             raise store_error(error) from error
         rules = credit_rules(self.manifest, self.run_id)
-        self.scout = Scout(self._substrate, self.store, rules, clock.now, self._changed)
+        self.scout = Scout(
+            self._substrate, self._substrate, self.store, rules, clock.now, self._changed
+        )
         self._watch = RunWatch(self.manifest, self.run_id)
         self.page = WatchPage(self.manifest, self.run_id, self.store)
         self._history = PageHistory(self.store)
@@ -239,7 +243,7 @@ class Observer:
         scout.tell(Tick())
         connected = await self._substrate.peers()
         gone = [peer for peer in scout.sightings.answering() if peer not in connected]
-        room = AT_ONCE - len(self._asking)
+        room = min(AT_ONCE - len(self._asking), 1 if scout.news else AT_ONCE)
         for peer in [*gone, *scout.sightings.due(now, max(room, 0))]:
             if peer not in self._asking:
                 self.own(self._ask(peer), "ask a peer")
@@ -277,6 +281,8 @@ class Observer:
         got = await self.scout.compare()
         if got is not None and got.fault:
             self.note("receipts", f"a peer gave no receipts: {got.fault}")
+        if fault := await self.scout.compare_statements():
+            self.note("statements", f"a peer gave no statements: {fault}")
 
     async def _read_book(self) -> None:
         await self._substrate.meet(self.scout.sightings.answering())
@@ -286,7 +292,8 @@ class Observer:
         """Read what came into the store, and tell the page."""
         standing = await self.store.call(self._watch.refresh)
         if standing is not None:
-            self.scout.holds(standing.versions)
+            rows = machine_rows(standing.board)
+            self.scout.holds(standing.versions, (parse_peer(row.peer) for row in rows))
             known = map(peer_text, self.scout.sightings.peers)
             self.page.stands(standing, known, clock.wall_ms())
 
@@ -404,20 +411,7 @@ async def observe_run(home: Home, endpoint: Endpoint, link: Link) -> int:
     try:
         with FolderLock(home.root):
             observer = Observer(home, endpoint, link)
-            with _signals(observer.stopping):
+            with stop_signals(observer.stopping):
                 return await observer.run()
     except FolderLocked as error:
         raise folder_locked(error, home) from error
-
-
-@contextlib.contextmanager
-def _signals(stopping: asyncio.Event) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end it."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)

@@ -10,20 +10,23 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from dugnad.averaging.coverage import CreditRules
 from dugnad.averaging.formats import CommitRecord, HeadRow, header_digest
+from dugnad.averaging.statements import StatementSet
 from dugnad.dht.addresses import parse_address
 from dugnad.dht.advert import Advert, advert_fault, verify_advert
 from dugnad.dht.ids import PeerId
 from dugnad.dht.ports import AddressBook, DialError, Transport, TransportError
 from dugnad.dht.records import verify_ed25519
 from dugnad.peer.addressbook import SHARDS, look_up
+from dugnad.peer.clock import wall_ms
 from dugnad.peer.newswire import News
 from dugnad.peer.pull import Puller, PullError
 from dugnad.peer.receiptsync import SyncResult, judged, keep_connected, sync_fragment
 from dugnad.peer.sightings import Change, Event, Known, Named, Sightings, Silent, Told
+from dugnad.peer.statementsync import keep_statements, stored_statements, take_statements
 from dugnad.peer.storethread import StoreThread
 from dugnad.peer.transferwire import COMMITS_MAX, Traffic
 
@@ -37,10 +40,6 @@ ADVERTS_MAX: Final = 1024
 """Adverts remembered as verified: as many as peers."""
 
 
-class Network(Transport, AddressBook, Protocol):
-    """What an observer asks of libp2p."""
-
-
 class Scout:
     """Asks the peers of one run. Belongs to one event loop; the store has its own thread.
 
@@ -49,7 +48,8 @@ class Scout:
 
     def __init__(
         self,
-        network: Network,
+        transport: Transport,
+        book: AddressBook,
         store: StoreThread,
         rules: CreditRules,
         clock: Callable[[], float],
@@ -60,9 +60,10 @@ class Scout:
         """What each peer told last; of those that are here."""
         self.fresh = False
         """Whether receipts came since somebody looked."""
-        self._network, self._store, self._rules = network, store, rules
+        self._transport, self._book = transport, book
+        self._store, self._rules = store, rules
         self.traffic = Traffic()
-        self._puller = Puller(network, rules.run, traffic=self.traffic)
+        self._puller = Puller(transport, rules.run, traffic=self.traffic)
         self._clock, self._on_change = clock, on_change
         self._places: dict[PeerId, tuple[str, ...]] = {}
         self._verified: dict[PeerId, Advert] = {}
@@ -71,6 +72,8 @@ class Scout:
         self._rng = random.Random()  # which peer is asked for receipts; nothing depends on it
         self._fragment = 0
         self._shard = 0
+        self._statements = StatementSet(rules.run, lambda peer: peer in self._listed)
+        self._listed: frozenset[PeerId] = frozenset()
 
     def know(self, address: str) -> None:
         """An address that a link, or an earlier life, names."""
@@ -82,9 +85,11 @@ class Scout:
             self._places[peer] = (*self._places.get(peer, ()), address)
             self.tell(Known(peer))
 
-    def holds(self, versions: Sequence[int]) -> None:
-        """The newest versions that are here: what is above them is asked for."""
-        self._versions = list(versions)
+    def holds(self, versions: Sequence[int], listed: Iterable[PeerId]) -> None:
+        """The newest versions that are here (what is above them is asked for), and the peers that
+        have receipts: others have little to say.
+        """
+        self._versions, self._listed = list(versions), frozenset(listed)
 
     def tell(self, event: Event) -> None:
         """Something was seen or heard."""
@@ -98,7 +103,7 @@ class Scout:
     async def ask(self, peer: PeerId) -> None:
         """Ask one peer who is here and where it stands; fetch the receipts that lead there."""
         try:
-            await self._network.dial(peer, self._addresses(peer), DIAL_S)
+            await self._transport.dial(peer, self._addresses(peer), DIAL_S)
             news = await self._news(peer)
             heads = await self._puller.heads([peer])
         except (PullError, TransportError) as error:
@@ -197,11 +202,31 @@ class Scout:
         self.fresh = self.fresh or got.kept > 0
         return got
 
+    async def compare_statements(self) -> str:
+        """Take the statements that a random peer holds; its fault, or ''."""
+        peers = self.sightings.answering()
+        if not peers:
+            return ""
+        held = self._statements
+        if not held.changes:  # what an earlier life kept
+            now = wall_ms()
+            for record in await self._store.call(stored_statements):
+                held.take(record, now)
+        before = held.changes
+        try:
+            fault = await take_statements(held, self._puller, self._rng.choice(peers), self._rng)
+        except PullError as error:
+            fault = error.reason
+        if held.changes != before:
+            await self._store.call(lambda store: keep_statements(store, held))
+            self.fresh = True
+        return fault
+
     async def look_up(self) -> None:
         """Read the next shards of the run's entries in the address book."""
         for _ in range(SHARDS_A_LOOK):
             self._shard = (self._shard + 1) % SHARDS
-            self.tell(Named(tuple(await look_up(self._network, self._rules.run, self._shard))))
+            self.tell(Named(tuple(await look_up(self._book, self._rules.run, self._shard))))
 
 
 def _why(error: PullError | TransportError) -> str:

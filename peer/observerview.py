@@ -77,6 +77,7 @@ class ObserverView:
         run = state.run
         standing = page.standing
         here = len(scout.sightings.here())
+        fragments = len(one.manifest.table.fragments)
         return Status(
             run=run_text(one.run_id),
             name=one.manifest.name,
@@ -93,7 +94,7 @@ class ObserverView:
             swarm_tokens=state.tokens,
             swarm_tokens_per_s=one.speed(),
             peers_live=here,
-            versions=standing.versions if standing is not None else [],
+            versions=standing.versions if standing is not None else [0] * fragments,
             heads=[n.digest.hex() if n else "" for n in (standing.heads if standing else ())],
             anchor_loss=held.value if held is not None else None,
             train_loss=train.value if train is not None else None,

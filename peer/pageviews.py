@@ -69,8 +69,12 @@ def why_gone(reason: str) -> str:
 
 
 def own_state(daemon: Daemon) -> tuple[str, str]:
-    """State and reason of this daemon, for strangers: what a fault says can hold paths."""
-    state, reason = daemon.report.state()
+    """State and reason of this daemon, for strangers."""
+    return public_state(*daemon.report.state())
+
+
+def public_state(state: str, reason: str) -> tuple[str, str]:
+    """A daemon's state and reason, for strangers: what a fault says can hold paths."""
     if state == "error":
         return state, "its learner stopped; its owner sees why"
     for private in ("pause_while", "only_when_idle", "gpu_only_when_idle", "failures"):

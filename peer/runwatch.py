@@ -23,14 +23,17 @@ from dugnad.averaging.committree import (
 )
 from dugnad.averaging.credit import UNDO_MAX
 from dugnad.averaging.creditchain import CreditError
+from dugnad.averaging.dispute import Said
 from dugnad.averaging.foldstate import FoldState
 from dugnad.averaging.formats import CommitRecord
 from dugnad.averaging.lineage import Lineage
 from dugnad.averaging.node import Node
 from dugnad.averaging.setboard import PAGE, fold_from
 from dugnad.dht.ids import RunId
+from dugnad.dht.records import RecordError
 from dugnad.peer.assembly import credit_rules, lineage_rules
 from dugnad.peer.manifest import Manifest
+from dugnad.peer.statementsync import stored_said, stored_statements
 from dugnad.peer.store import Store
 
 BACK: Final = UNDO_MAX - 2
@@ -89,10 +92,13 @@ class RunWatch:
         """What a peer kept of receipts that were forgotten since."""
         self._row = 0
         self._told = [0] * len(self._rules)
+        self._stated: tuple[bytes, ...] = ()
+        self._said = Said()
 
     def refresh(self, store: Store) -> Standing | None:
         """How the run stands with what came since the last time; None when nothing came."""
-        if not self._take(store):
+        said = self._read_statements(store)
+        if not self._take(store) and not said:
             return None
         chains = [tree.chain() for tree in self._trees]
         starts = [tree.start for tree in self._trees]
@@ -105,7 +111,7 @@ class RunWatch:
         else:
             self._fold_anew(store, starts, chains)
         return Standing(
-            board=self._fold.board(),
+            board=self._fold.board(self._said),
             merges=self._news(store, chains),
             chains=tuple(map(self._newest, self._trees, chains)),
             settled=tuple(self._fold.settled(p) for p in range(len(chains))),
@@ -120,6 +126,17 @@ class RunWatch:
     def holds(self, fragment: int, digest: bytes) -> bool:
         """Whether a commit is in the tree of its fragment."""
         return digest in self._trees[fragment]
+
+    def _read_statements(self, store: Store) -> bool:
+        """Read what is said of peers, besides receipts; whether that has changed."""
+        try:
+            stated = stored_statements(store)
+            if stated == self._stated:
+                return False
+            self._stated, self._said = stated, stored_said(store, self._credit.run)
+        except RecordError:
+            return False  # damaged: whoever keeps them says so
+        return True
 
     def _take(self, store: Store) -> bool:
         """Take the new commits into the trees; whether there were any."""

@@ -14,8 +14,9 @@ from typing import Final
 from dugnad.dht.advert import Advert
 from dugnad.dht.ids import PeerId
 
-HERE_S: Final = 60.0
-"""An answer counts for so long: every peer of a full mesh is asked twice in that time."""
+HERE_S: Final = 120.0
+"""An answer counts for so long: one peer is asked each second, and a full mesh has 64. That a peer
+vanished is known sooner, by the end of the connection and by what the others say."""
 ASK_S: Final = 3.0
 """No peer is asked more often."""
 RETRY_MAX_S: Final = 60.0

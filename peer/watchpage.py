@@ -11,6 +11,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Final, Literal, TypeVar
 
+from dugnad.averaging.board import machine_rows
 from dugnad.averaging.node import Node
 from dugnad.dashboard import events as ev
 from dugnad.dashboard.feed import RunFeed
@@ -102,7 +103,7 @@ class WatchPage:
                 if told is not None:
                     self.feed.publish(told)
         board = standing.board
-        self.listed = {row.peer: row.tokens + row.provisional for row in board.rows}
+        self.listed = {row.peer: row.tokens + row.provisional for row in machine_rows(board)}
         everybody = len({*self.listed, *known})
         self.feed.publish(
             ev.BoardComputed(

@@ -116,11 +116,11 @@ class Lineage:
         return sorted(self.nodes.values(), key=lambda node: -node.version)
 
 
-def make_manifest() -> Manifest:
+def make_manifest(created_ms: int = 1_000) -> Manifest:
     """A small run's manifest."""
     index = DataIndex(2 * SHARD_BYTES - 5, (b"1" * 32, b"2" * 32))
     return build_manifest(
-        parse_run_file(SMALL), Identity.ephemeral(b"o" * 32), index, created_ms=1_000
+        parse_run_file(SMALL), Identity.ephemeral(b"o" * 32), index, created_ms=created_ms
     )
 
 

@@ -115,7 +115,8 @@ def test_a_daemon_serves_the_page_and_leaves_nothing_behind(
     assert first.status()["dashboard"] == address
     assert second.status()["dashboard"] == ""
     for peer, code, said in ((first, 0, address), (second, 1, "")):
-        asked = [sys.executable, "-m", "dugnad.peer.cli", "dashboard", "--home", str(peer.home)]
+        asked = [sys.executable, "-m", "dugnad.peer.cli", "dashboard", "--where"]
+        asked += ["--home", str(peer.home)]
         answer = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
         assert (answer.returncode, answer.stdout.strip()) == (code, said)
         assert ("--dashboard HOST:PORT" in answer.stderr) == (code == 1)
