@@ -93,6 +93,8 @@ class CommitTree:
         self._homes: dict[bytes, bytes] = {}
         self._bare = start.version - 1
         """Nodes up to this version have lost their tables."""
+        self._chain: list[bytes] = []
+        """The lineage as it was told last: most of it stays."""
         self._forks: set[int] = set()
         self._heavy: deque[Node] = deque()
         """Nodes whose inputs are kept, in the order in which they came, ..."""
@@ -192,12 +194,16 @@ class CommitTree:
 
     def chain(self) -> tuple[bytes, ...]:
         """The lineage that this set tells, oldest first, without the start."""
-        found: list[bytes] = []
-        digest = self.head
-        while digest != self.start.digest:
-            found.append(digest)
-            digest = self._lineage.nodes[digest].parent
-        return tuple(found[::-1])
+        new: list[bytes] = []
+        node, base = self._lineage.nodes[self.head], self.start.version + 1
+        while node.version >= base:
+            at = node.version - base
+            if at < len(self._chain) and self._chain[at] == node.digest:
+                break
+            new.append(node.digest)
+            node = self._lineage.nodes[node.parent]
+        self._chain[node.version - base + 1 :] = reversed(new)
+        return tuple(self._chain)
 
     def _base(self, low: int) -> bytes:
         """The one node at the version of the lowest fork."""

@@ -91,6 +91,7 @@ class RunWatch:
         self._base: FoldState | None = None
         """What a peer kept of receipts that were forgotten since."""
         self._row = 0
+        self._chains: list[tuple[bytes, ...]] = [()] * len(self._rules)
         self._told = [0] * len(self._rules)
         self._stated: tuple[bytes, ...] = ()
         self._said = Said()
@@ -98,14 +99,17 @@ class RunWatch:
     def refresh(self, store: Store) -> Standing | None:
         """How the run stands with what came since the last time; None when nothing came."""
         said = self._read_statements(store)
-        if not self._take(store) and not said:
+        changed = self._take(store)
+        if not changed and not said:
             return None
-        chains = [tree.chain() for tree in self._trees]
+        for p in changed:
+            self._chains[p] = self._trees[p].chain()
+        chains = self._chains
         starts = [tree.start for tree in self._trees]
         if starts == self._starts:
             try:
-                for p, chain in enumerate(chains):
-                    self._follow(store, p, chain)
+                for p in changed:
+                    self._follow(store, p, chains[p])
             except CreditError:  # another lineage was chosen, further back than can be undone
                 self._fold_anew(store, starts, chains)
         else:
@@ -138,18 +142,20 @@ class RunWatch:
             return False  # damaged: whoever keeps them says so
         return True
 
-    def _take(self, store: Store) -> bool:
-        """Take the new commits into the trees; whether there were any."""
+    def _take(self, store: Store) -> set[int]:
+        """Take the new commits into the trees; the fragments that they are of."""
         late: set[int] = set()
-        came = False
+        came: set[int] = set()
         if not self._row:
             self._base = store.load_fold()
         while rows := store.commits_after(self._row):
-            came = True
             for row, digest, commit in rows:
                 self._row = row
                 p = commit.header.fragment
-                if p >= len(self._trees) or p in late:
+                if p >= len(self._trees):
+                    continue
+                came.add(p)
+                if p in late:
                     continue
                 if self._trees[p].add(digest, commit) in (NOT_LINKED, LATE):
                     late.add(p)

@@ -22,7 +22,7 @@ ASK_S: Final = 3.0
 RETRY_MAX_S: Final = 60.0
 """One that does not answer is asked less and less often, but at least so often."""
 GIVE_UP_S: Final = 600.0
-"""One that has been gone for so long is asked no more; others may name it again."""
+"""One that has been gone for so long is asked no more while others are here, who may name it."""
 PEERS_MAX: Final = 1024
 """Peers remembered: anybody can make up keys. Those gone longest are forgotten first."""
 _NEVER: Final = float("-inf")
@@ -146,7 +146,8 @@ class Sightings:
 
     def due(self, now: float, count: int) -> list[PeerId]:
         """Up to `count` peers to ask now, those asked longest ago first; they count as asked."""
-        rows = [(one.asked, peer) for peer, one in self.peers.items() if self._may_ask(one, now)]
+        alone = not any(one.here for one in self.peers.values())
+        rows = [(one.asked, peer) for peer, one in self.peers.items() if _may_ask(one, now, alone)]
         chosen = [peer for _, peer in sorted(rows)[:count]]
         for peer in chosen:
             self.peers[peer].asked = now
@@ -159,18 +160,6 @@ class Sightings:
     def answering(self) -> list[PeerId]:
         """Peers that answered when they were asked last, in the order of their keys."""
         return sorted(peer for peer, one in self.peers.items() if one.answers)
-
-    def _may_ask(self, one: Sighting, now: float) -> bool:
-        if now - one.asked < ASK_S:
-            return False
-        if one.advert is not None and not one.advert.addresses and not one.answers:
-            return False  # it takes no connections
-        if not one.failures:
-            return True
-        if not one.here and now - max(one.seen, one.since) > GIVE_UP_S:
-            return False
-        wait = min(ASK_S * 2.0 ** min(one.failures, 8), RETRY_MAX_S)
-        return now - one.failed >= wait
 
     def _take(self, adverts: Iterable[Advert], now: float) -> None:
         for advert in adverts:
@@ -209,3 +198,15 @@ class Sightings:
                 why = "" if gone else one.reason or "no peer names it any more"
                 changes.append(Went(peer, gone, why))
         return changes
+
+
+def _may_ask(one: Sighting, now: float, alone: bool) -> bool:
+    if now - one.asked < ASK_S:
+        return False
+    if one.advert is not None and not one.advert.addresses and not one.answers:
+        return False  # it takes no connections
+    if not one.failures:
+        return True
+    if not one.here and not alone and now - max(one.seen, one.since) > GIVE_UP_S:
+        return False
+    return now - one.failed >= min(ASK_S * 2.0 ** min(one.failures, 8), RETRY_MAX_S)

@@ -20,7 +20,9 @@ from dugnad.peer.addressbook import publish
 from dugnad.peer.assembly import credit_rules
 from dugnad.peer.newswire import News, decode_news
 from dugnad.peer.observernet import Scout
-from dugnad.peer.sightings import Came, Change, Went
+from dugnad.peer.observerview import peer_row
+from dugnad.peer.pageviews import Moment
+from dugnad.peer.sightings import Came, Change, Silent, Went
 from dugnad.peer.storethread import StoreThread
 from dugnad.peer.transfer import PullServer
 
@@ -191,6 +193,26 @@ async def test_peers_are_found_in_the_address_book(world: World) -> None:
         await world.scout.look_up()
     assert world.changes == []  # being in the book is not being here
     assert set(world.scout.sightings.due(0.0, 9)) == {a.who.peer, b.who.peer}
+
+
+async def test_rows_say_what_is_known_of_a_peer_and_no_address(world: World) -> None:
+    a, b = world.peers
+    a.tells(b.advert)
+    world.scout.know(world.network.address_of(a.who.peer))
+    await world.scout.ask(a.who.peer)
+    seen = world.scout.sightings.peers
+    at = Moment(5.0, 5_000)
+    row = peer_row(a.who.peer, seen[a.who.peer], 7, "int8", at)
+    assert (row.state, row.reason, row.link, row.listed_tokens) == ("training", "", "direct", 7)
+    assert (row.tokens_per_s, row.since_ms, row.gone_ms) == (50.0, 0, 0)
+    world.scout.tell(Silent(b.who.peer, "/ip4/9.8.7.6/tcp/1: connection refused"))
+    row = peer_row(b.who.peer, seen[b.who.peer], 0, "int8", at)
+    assert (row.state, row.gone_ms) == ("here", 0)
+    assert row.reason == "others see it; from here: (address) connection refused"
+    a.tells()
+    await world.scout.ask(a.who.peer)
+    row = peer_row(b.who.peer, seen[b.who.peer], 0, "int8", at)
+    assert (row.state, row.tokens_per_s) == ("unreachable", 0.0)
 
 
 def test_news_with_a_loss_that_is_no_number_are_refused() -> None:

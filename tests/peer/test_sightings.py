@@ -85,8 +85,9 @@ def test_peers_are_asked_in_turn_and_silent_ones_ever_less() -> None:
     seen.handle(Silent(A, "x"), 1.0)
     assert seen.due(ASK_S, 3) == sorted([B, C])
     assert seen.due(1.0 + 2 * ASK_S, 1) == [A]
-    assert A in seen.due(GIVE_UP_S - 1.0, 3)
-    assert A not in seen.due(GIVE_UP_S + 10.0, 3)
+    assert A in seen.due(GIVE_UP_S + 10.0, 3)  # nobody else is here
+    seen.handle(Told(B, (advert(B),)), GIVE_UP_S + 11.0)
+    assert A not in seen.due(GIVE_UP_S + 80.0, 3)
 
 
 def test_who_takes_no_connections_is_not_asked() -> None:
