@@ -104,6 +104,10 @@ class Hub:
         for transport in self._writing:
             transport.abort()
 
+    def reopen(self) -> None:
+        """Take readers again after `close`: another server serves the same news."""
+        self._closing = asyncio.Event()
+
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Answer `request` with news until the reader goes or the hub closes."""
         if self.readers >= READERS_MAX or self._closing.is_set():

@@ -35,6 +35,8 @@ LOOK_S: Final = 2.0
 """Between two looks at the disk and at the daemon."""
 SEEN_S: Final = 15.0
 """When each peer was last seen is told this often; nothing else of it may have changed."""
+RESCAN_S: Final = 30.0
+"""Between two looks for runs that came into the folder."""
 RUNS_MAX: Final = 16
 """Runs shown, those written to last: each holds a file open and its newest receipts in memory."""
 KEY_CHARS: Final = 12
@@ -166,42 +168,65 @@ class LocalPages:
         self.address = ""
         self.serving = asyncio.Event()
         """Set when the pages can be read."""
+        self._seen: set[RunId] = set()
 
     async def serve(self, stopping: asyncio.Event) -> None:
         """Serve until told to stop. UserError E042: there is nothing to show; E018: the port."""
         try:
-            await self._open()
-            server = self._server()
-            try:
-                await server.start()
-            except DashboardError as error:
-                raise UserError("E018", error.reason, error.fix) from error
-            try:
-                self.address = server.address
-                print(f"page: {server.address}", flush=True)
-                self.serving.set()
-                while not stopping.is_set():
-                    await self._look()
-                    await _within(stopping, LOOK_S)
-            finally:
-                await server.close()
+            if not await self._open():
+                raise UserError(
+                    "E042",
+                    f"no run in {self._home.root} has anything to show",
+                    "give a link to watch a run, or another --home",
+                )
+            await self._watch(stopping)
         except StoreError as error:
             raise store_error(error) from error
         finally:
             for one in self.runs:
                 await one.close()
 
-    def _server(self) -> DashboardServer:
+    async def _watch(self, stopping: asyncio.Event) -> None:
+        server = await self._started(self._endpoint.port)
+        print(f"page: {server.address}", flush=True)
+        rescan = clock.now() + RESCAN_S
+        try:
+            while not stopping.is_set():
+                if clock.now() >= rescan and await self._open():  # somebody joined another run
+                    await server.close()
+                    for one in self.runs:
+                        one.page.feed.hub.reopen()
+                    server = await self._started(server.port)
+                    rescan = clock.now() + RESCAN_S
+                await self._look()
+                self.serving.set()
+                await _within(stopping, LOOK_S)
+        finally:
+            await server.close()
+
+    async def _started(self, port: int) -> DashboardServer:
+        """A server of all runs; of one run alone without a page that lists it. UserError E018."""
         feeds = {run_text(one.run_id)[:KEY_CHARS]: one.page.feed for one in self.runs}
         feed = feeds if len(feeds) > 1 else next(iter(feeds.values()))
-        return DashboardServer(feed, self._endpoint.host, self._endpoint.port)
+        server = DashboardServer(feed, self._endpoint.host, port)
+        try:
+            await server.start()
+        except DashboardError as error:
+            raise UserError("E018", error.reason, error.fix) from error
+        self.address = server.address
+        return server
 
-    async def _open(self) -> None:
-        """Open the runs of the folder; what cannot be shown is said and passed over."""
+    async def _open(self) -> bool:
+        """Open the runs of the folder that are not open; whether there were any. What cannot be
+        shown is said, once, and passed over.
+        """
         home = self._home
-        known = [run for run in home.known_runs() if home.run(run).state.exists()]
+        known = [run for run in home.known_runs() if run not in self._seen]
+        known = [run for run in known if home.run(run).state.exists()]
         known.sort(key=lambda run: written(home.run(run).state), reverse=True)
-        for run in known[:RUNS_MAX]:
+        before = len(self.runs)
+        for run in known[: RUNS_MAX - before]:
+            self._seen.add(run)
             try:
                 one = LocalRun(home, run, run_manifest(home, run))
             except UserError as error:
@@ -209,12 +234,7 @@ class LocalPages:
                 continue
             await one.open()
             self.runs.append(one)
-        if not self.runs:
-            raise UserError(
-                "E042",
-                f"no run in {home.root} has anything to show",
-                "give a link to watch a run, or another --home",
-            )
+        return len(self.runs) > before
 
     async def _look(self) -> None:
         status, peers = await asyncio.to_thread(self._ask)

@@ -31,6 +31,7 @@ from dugnad.peer.statementsync import KEY
 from dugnad.peer.store import Store
 
 from .page_world import make_manifest  # noqa: TID252  the world is no installed package
+from .processes import wait_for  # noqa: TID252
 from .receipt_world import PEOPLE, Made, kept  # noqa: TID252
 
 STATUS = {
@@ -181,14 +182,20 @@ def test_where_pages_are_served_is_this_machine_unless_said() -> None:
 
 
 @pytest.mark.slow
-async def test_several_runs_of_a_folder_have_a_page_that_lists_them(tmp_path: Path) -> None:
+async def test_several_runs_of_a_folder_have_a_page_that_lists_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RESCAN_S", "LOOK_S"):
+        monkeypatch.setattr(f"dugnad.peer.localpages.{name}", 0.01)
     made = [Made(make_manifest(created_ms=1_000 * n)).go(n) for n in (1, 2)]
-    for one in made:
-        home = kept(one, tmp_path, one.commits)
+    home = kept(made[0], tmp_path, made[0].commits)
     pages, stopping = LocalPages(home, Endpoint("127.0.0.1", 0)), asyncio.Event()
     serving = asyncio.create_task(pages.serve(stopping))
     await pages.serving.wait()
-    start = await asyncio.to_thread(read, pages.address)
+    alone = await asyncio.to_thread(read, pages.address)
+    assert "Runs on this machine" not in alone
+    kept(made[1], tmp_path, made[1].commits)  # another run is joined meanwhile
+    start = await asyncio.to_thread(wait_for, lambda: listed(pages.address), 10.0, "the list")
     for one in made:
         key = run_text(one.run)[:12]
         assert f"/run/{key}/" in start
@@ -196,8 +203,20 @@ async def test_several_runs_of_a_folder_have_a_page_that_lists_them(tmp_path: Pa
         assert json.loads(told)["run"]["run"] == run_text(one.run)
         board = await asyncio.to_thread(read, f"{pages.address}run/{key}/leaderboard")
         assert "Computed from" in board
+        news = f"{pages.address}run/{key}/api/v1/events"
+        with await asyncio.to_thread(urllib.request.urlopen, news, timeout=10) as stream:
+            assert stream.status == 200
     stopping.set()
     await serving
+
+
+def listed(address: str) -> str:
+    """The page that lists runs; '' while there is none, or while the server changes."""
+    try:
+        page = read(address)
+    except OSError:
+        return ""
+    return page if "Runs on this machine" in page else ""
 
 
 def read(address: str) -> str:
