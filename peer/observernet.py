@@ -95,34 +95,42 @@ class Scout:
         """Something was seen or heard."""
         for change in self.sightings.handle(event, self._clock()):
             self._on_change(change)
-        for peer in [p for p in self.news if not self.sightings.peers[p].here]:
-            del self.news[peer]
+        seen = self.sightings.peers
+        self.news = {p: one for p, one in self.news.items() if p in seen and seen[p].here}
 
     # -- asking --------------------------------------------------------------------------------
 
     async def ask(self, peer: PeerId) -> None:
         """Ask one peer who is here and where it stands; fetch the receipts that lead there."""
         try:
-            await self._transport.dial(peer, self._addresses(peer), DIAL_S)
-            news = await self._news(peer)
-            heads = await self._puller.heads([peer])
+            try:
+                news, heads = await self._answers(peer)
+            except PullError:  # once is an accident: it may have been busy
+                news, heads = await self._answers(peer)
         except (PullError, TransportError) as error:
             self.tell(Silent(peer, _why(error)))
             return
-        if news is not None:
-            self.news[peer] = news
         adverts = self._true(news.adverts if news is not None else ())
         self.tell(Told(peer, adverts, news.left if news is not None else ()))
+        if news is not None:
+            self.news[peer] = news
         for row in heads:
             if row.version and 0 <= row.fragment < self._rules.fragments:
                 await self._follow(peer, row)
 
+    async def _answers(self, peer: PeerId) -> tuple[News | None, tuple[HeadRow, ...]]:
+        """What a peer tells and its heads. PullError, TransportError."""
+        await self._transport.dial(peer, self._addresses(peer), DIAL_S)
+        return await self._news(peer), await self._puller.heads([peer])
+
     async def _news(self, peer: PeerId) -> News | None:
-        """None of a peer of an older version, which knows no such request."""
+        """None of a peer of an older version, which knows no such request. PullError of one that
+        told some before.
+        """
         try:
             return await self._puller.news(peer)
         except PullError as error:
-            if any(one.lied for one in error.blame):
+            if peer in self.news or any(one.lied for one in error.blame):
                 raise
             return None
 

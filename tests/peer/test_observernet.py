@@ -170,6 +170,23 @@ async def test_an_older_peer_that_knows_no_news_still_shows_where_the_run_stands
     assert len(await world.held()) == len(world.made.commits)
 
 
+async def test_one_answer_that_fails_makes_nobody_go_and_two_do(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = world.peers
+    a.tells(b.advert)
+    world.scout.know(world.network.address_of(a.who.peer))
+    await world.scout.ask(a.who.peer)
+    answers = [None, a.told, None, None]
+    monkeypatch.setattr(a, "news", lambda: answers.pop(0))
+    world.now = 1.0
+    await world.scout.ask(a.who.peer)
+    assert world.changes == [Came(a.who.peer), Came(b.who.peer)]
+    world.now = 2.0
+    await world.scout.ask(a.who.peer)
+    assert [type(one) for one in world.changes[2:]] == [Went, Went]
+
+
 async def test_receipts_of_forks_come_by_comparing(world: World) -> None:
     a, _ = world.peers
     world.scout.know(world.network.address_of(a.who.peer))
