@@ -199,6 +199,11 @@ class Units:
         given = sorted((p, s.given) for p, s in self._table.items() if s.given)
         return tuple(piece for position, bits in given for piece in self._pieces(position, bits))
 
+    @property
+    def held(self) -> int:
+        """Units that memory is kept for."""
+        return len(self._table)
+
     def owner_of(self, unit: Unit) -> PeerId | None:
         """Who is to do a unit as far as I know, claims aside; None when nobody takes part."""
         return self._ownership.owner(*unit)

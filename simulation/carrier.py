@@ -74,7 +74,7 @@ class Carrier(Clock):
             back(ev.SendLost(seq, to) if breaks else ev.SendDone(seq, to, refusal))
 
         if arrives:
-            self.later(2 * self.net.latency(link), arrive)
+            self.later(self.net.latency(link, 2), arrive)
         else:
             back(ev.SendLost(seq, to))
 
@@ -88,7 +88,7 @@ class Carrier(Clock):
                 there.keep(kept.contribution, kept.pieces, kept.payload)
                 self._tell(self.peers[to], p, ev.ContributionIn(kept.contribution, kept.pieces))
 
-        self.later(2 * self.net.latency(self.net.link(sim.peer, to)), arrive)
+        self.later(self.net.latency(self.net.link(sim.peer, to), 2), arrive)
 
     def _obtain(self, sim: SimPeer, p: int, action: ev.Obtain) -> None:
         weather, born = self.settings.weather, sim.born
@@ -113,7 +113,7 @@ class Carrier(Clock):
                 event = ev.ObtainFailed(action.digest, fault.reason, fault.lied)
             self._tell(sim, p, event)
 
-        self.later(self.net.latency(link) * 3, arrive)
+        self.later(self.net.latency(link, 3), arrive)
 
     def _fetch(self, sim: SimPeer, p: int, action: ev.Obtain, source: PeerId) -> None:
         fetch(action, self.peers[source].fragments[p].worker, sim.fragments[p].worker)

@@ -7,19 +7,21 @@ of the whole lineage from version 0, and credit must be what was merged, each se
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from dugnad.averaging import formats as fm
 from dugnad.averaging.board import Board
-from dugnad.averaging.credit import CreditError, CreditFold, CreditRules, unit_fragment
+from dugnad.averaging.credit import (
+    CoverageChange,
+    CreditError,
+    CreditFold,
+    CreditRules,
+    unit_fragment,
+)
 from dugnad.averaging.events import Adopt
 from dugnad.dht.ids import PeerId, peer_text
 from dugnad.simulation.ledger import Ledger
 from dugnad.simulation.people import SimPeer
-from dugnad.simulation.settings import RUN, SEQUENCE_TOKENS
-
-EPOCH_UNITS: Final = 4096
-"""Units of one sequence each per simulated epoch: a short scenario stays in the first."""
+from dugnad.simulation.settings import EPOCH_SEQUENCES, RUN, SEQUENCE_TOKENS, UNIT_SEQUENCES
 
 
 class Credits:
@@ -27,30 +29,49 @@ class Credits:
 
     def __init__(self, ledger: Ledger, fragments: int, horizon: int) -> None:
         self.ledger = ledger
-        self.rules = CreditRules(RUN, fragments, SEQUENCE_TOKENS, 1, EPOCH_UNITS, horizon)
+        self.rules = CreditRules(
+            RUN, fragments, SEQUENCE_TOKENS, UNIT_SEQUENCES, EPOCH_SEQUENCES, horizon
+        )
         self.folds: dict[tuple[PeerId, int], CreditFold] = {}
         self.units = 0
         self._whole: dict[tuple[bytes, ...], tuple[Board, dict[str, int]]] = {}
         """Heads -> what the whole lineages come to; live peers mostly have the same."""
 
-    def piece(self, stop: int) -> fm.UnitPiece:
-        """The next unit, which nobody has; more than one sequence of it is a lie."""
-        epoch, index = divmod(self.units, EPOCH_UNITS)
+    def piece(self) -> fm.UnitPiece:
+        """The next sequence, which nobody has."""
+        epoch, place = divmod(self.units, EPOCH_SEQUENCES)
         self.units += 1
-        return fm.UnitPiece(epoch, index, 0, stop)
+        index, start = divmod(place, UNIT_SEQUENCES)
+        return fm.UnitPiece(epoch, index, start, start + 1)
 
-    def adopted(self, sim: SimPeer, p: int, adopt: Adopt) -> None:
-        """A head changed: its peer's fold goes along, from the start where it has to."""
+    def begin(self, sim: SimPeer, heads: dict[int, bytes]) -> list[fm.UnitPiece]:
+        """A peer starts at heads from its disk; what their lineages list."""
+        fold = self.folds[(sim.peer, sim.born)] = CreditFold(self.rules)
+        for p, digest in sorted(heads.items()):
+            fold.follow(p, self._lineage(digest))
+        return list(fold.covered_pieces())
+
+    def adopted(self, sim: SimPeer, p: int, adopt: Adopt) -> list[CoverageChange]:
+        """A head changed: its peer's fold goes along, from the start where it has to. What that
+        covered and uncovered, in order."""
         life = (sim.peer, sim.born)
         fold = self.folds.setdefault(life, CreditFold(self.rules))
         applied = [(fm.header_digest(one.header, RUN), one) for one in adopt.applied]
         try:
             if adopt.gap or not applied:
                 raise CreditError("the way from the old head is not known")
-            fold.follow(p, applied)
+            return [fold.follow(p, applied)]
         except CreditError:
-            fold.reset(p)
-            fold.follow(p, self._lineage(adopt.digest))
+            return [fold.reset(p), fold.follow(p, self._lineage(adopt.digest))]
+
+    def listed(self, digests: list[bytes]) -> set[tuple[int, int, int]]:
+        """(epoch, unit, place) of each sequence that these heads of all fragments list."""
+        found: set[tuple[int, int, int]] = set()
+        for p, digest in enumerate(digests):
+            records = [record for _, record in self._lineage(digest)]
+            for _, piece in self._merged(p, records):
+                found.update((piece.epoch, piece.index, i) for i in range(piece.start, piece.stop))
+        return found
 
     def fault(self, sim: SimPeer) -> str:
         """What is wrong with a peer's credit at the end, or ''."""
@@ -78,20 +99,23 @@ class Credits:
         for p, digest in enumerate(digests):
             lineage = self._lineage(digest)
             whole.follow(p, lineage)
-            for peer in self._merged(p, (record for _, record in lineage)):
-                merged[peer] = merged.get(peer, 0) + SEQUENCE_TOKENS
+            for peer, piece in self._merged(p, (record for _, record in lineage)):
+                tokens = (piece.stop - piece.start) * SEQUENCE_TOKENS
+                merged[peer] = merged.get(peer, 0) + tokens
         return whole.board(), {peer_text(PeerId(peer)): n for peer, n in merged.items()}
 
     def _lineage(self, digest: bytes) -> list[tuple[bytes, fm.CommitRecord]]:
         chain = self.ledger.chain(digest)[::-1]
         return [(fm.header_digest(one.header, RUN), one) for one in chain]
 
-    def _merged(self, p: int, records: Iterable[fm.CommitRecord]) -> Iterable[bytes]:
-        """The maker of each sequence of fragment ``p``'s units that these commits list."""
+    def _merged(
+        self, p: int, records: Iterable[fm.CommitRecord]
+    ) -> Iterable[tuple[bytes, fm.UnitPiece]]:
+        """Maker and piece of all of fragment ``p``'s units that these commits list."""
         fragments = self.rules.fragments
         for record in records:
             for one in record.inputs:
                 for piece in () if one.refusal else one.pieces:
                     mine = unit_fragment(RUN, piece.epoch, piece.index, fragments) == p
-                    if mine and piece.stop == 1:
-                        yield one.contribution.peer
+                    if mine and piece.stop <= self.rules.unit_size(piece.index):
+                        yield one.contribution.peer, piece

@@ -19,6 +19,7 @@ from dugnad.dht.ids import PeerId
 from dugnad.simulation.membership import Membership
 from dugnad.simulation.people import Disk, SimFragment, SimPeer, peer_of
 from dugnad.simulation.settings import WorldSettings
+from dugnad.simulation.workplace import Workplace
 from dugnad.simulation.world import World
 
 SUSPECT_S: Final = 10.0
@@ -49,6 +50,7 @@ class Fates(World):
         self._substrates: dict[PeerId, int] = {}
         """Peers whose libp2p daemon is dead -> the cut that stands for it."""
         self.members = Membership(self) if settings.roster else None
+        self.work = Workplace(self) if settings.units else None
 
     def say(self, text: str) -> None:
         """Remember what was done to the swarm."""
@@ -65,14 +67,18 @@ class Fates(World):
         self._block()
         sim = super().add(number, step_s=step_s, disk=disk)
         self.started[(peer, sim.born)] = self.disturbed[peer] = self.now
-        if self.members is not None:
-            self.members.born(sim)
+        self._enter(sim)
         for p, (digest, record, payload) in sorted(sim.disk.promises.items()):
             fragment = sim.fragments[p]
             if record.header.parent == fragment.head:  # it died before it could announce this
                 fragment.worker.advance(digest, record.header, payload)
                 self._tell(sim, p, ev.Signed(record, digest))
         return sim
+
+    def _enter(self, sim: SimPeer) -> None:
+        """A peer that started looks for the others."""
+        if self.members is not None:
+            self.members.born(sim)
 
     def _fragment(self, sim: SimPeer, p: int) -> SimFragment:
         made = super()._fragment(sim, p)
@@ -219,6 +225,8 @@ class Fates(World):
         if sim.alive and peer in sim.live:
             sim.live.discard(peer)
             self.tell_all(sim, ev.PeerDown(peer))
+            if self.work is not None:
+                self.work.down(sim, peer)
 
     def tell_all(self, sim: SimPeer, event: ev.Event) -> None:
         """Feed all cores of a peer."""
@@ -275,7 +283,15 @@ class Fates(World):
 
     def read(self, sender: PeerId, to: PeerId, message: fm.Message, p: int) -> None:
         """A message is taken up by its receiver."""
+        sim = self.peers[to]
+        if self.work is not None and sim.alive and not self.net.is_cut(sender, to):
+            wait = max(0.0, sim.frozen_until - self.now)
+            self.later(wait, partial(self.work.message, sim, sender, message))
         super()._deliver(sender, to, message, p)
+
+    def broadcast(self, sim: SimPeer, message: fm.Message) -> None:
+        """Send a message to all that a peer counts as live."""
+        self._broadcast(sim, message, 0)
 
     def note(self, text: str) -> None:
         """Take a line into the digest."""

@@ -245,6 +245,8 @@ class Membership:
         if peer in stage.peers:
             sim.disk.remember(peer, stage.peers[peer].number)
         stage.tell_all(sim, ev.PeerUp(peer, can_home))
+        if stage.work is not None:
+            stage.work.up(sim, peer)
         for at, message, p in self._held.pop(pair, []):
             if stage.now - at <= STRANGER_S:
                 stage.read(peer, sim.peer, message, p)

@@ -50,10 +50,11 @@ class Network:
         """The next message has so many bytes (:meth:`latency` counts them, once)."""
         self._size = size
 
-    def latency(self, link: Link) -> float:
-        """Seconds until one message is there: its waiting, its bytes, its way."""
+    def latency(self, link: Link, trips: int = 1) -> float:
+        """Seconds until one message is there: its waiting, its bytes, its way; ``trips`` of them
+        where it is asked for, or a stream is opened for it, first."""
         size, self._size = self._size, 0
-        taken, weather, now = link.trip(self.weather), self.weather, self._clock()
+        taken, weather, now = trips * link.trip(self.weather), self.weather, self._clock()
         if size and weather.up_bytes_s:
             taken += self.up.setdefault(link.source, Line()).passes(size, weather.up_bytes_s, now)
         if size and weather.down_bytes_s:
@@ -98,7 +99,7 @@ def message_events(sender: PeerId, message: fm.Message) -> list[ev.Event]:
         case fm.Commits(_, commits, checkpoint):
             return [ev.CommitsIn(sender, commits, checkpoint)]
         case fm.Claims() | fm.Word():
-            return []  # the world plays no work units and has no organiser
+            return []  # claims concern the units core; the world has no organiser
 
 
 def fetch(action: ev.Obtain, there: FragmentWorker, here: FragmentWorker) -> None:

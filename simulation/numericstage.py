@@ -17,6 +17,7 @@ import numpy as np
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
 from dugnad.averaging.buffers import AnchorState
+from dugnad.averaging.credit import CoverageChange
 from dugnad.averaging.fragments import FragmentTable, Group
 from dugnad.averaging.tree import Vector
 from dugnad.averaging.worker import FragmentWorker
@@ -123,8 +124,9 @@ class LightLedger(Ledger):
 class NoCredits(Credits):
     """Numbers the units, and follows no board."""
 
-    def adopted(self, sim: SimPeer, p: int, adopt: ev.Adopt) -> None:
+    def adopted(self, sim: SimPeer, p: int, adopt: ev.Adopt) -> list[CoverageChange]:
         """Credit is checked where runs are short."""
+        return []
 
 
 class NumericStage(Stage):

@@ -49,6 +49,7 @@ class Play:
             eta=swarm.eta,
             mu=swarm.mu,
             roster=swarm.roster,
+            units=swarm.units and swarm.roster,
             weather=drawn.weather,
         )
         self.stage = _stage(drawn, settings)

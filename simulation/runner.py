@@ -57,6 +57,10 @@ class Result:
     """Of live peers and commits after the healing: the share that lists the peer's work."""
     coverage: float = 0.0
     """Distinct pieces of units listed / pieces made, without those still held."""
+    twice: float = 0.0
+    """Of the sequences trained: the share that somebody had trained before."""
+    claims: int = 0
+    """Messages by which peers took units out of order."""
     longest_gap: float = 0.0
     detection: float = 0.0
     """The longest time from a death to a roster's verdict on it."""
@@ -111,6 +115,7 @@ def _perform(act: Play, result: Result, tick: Callable[[float], None]) -> None:
     if not _able(stage):
         stage.add(LAST_RESORT)
     before = _favourite(act)
+    open_then = _open_units(stage)
     stage.say("everything heals")
     calm = replace(stage.settings.weather, loss=0.0, duplication=0.0, send_loss=0.0, fetch_loss=0.0)
     stage.settings = replace(stage.settings, weather=calm)
@@ -129,6 +134,9 @@ def _perform(act: Play, result: Result, tick: Callable[[float], None]) -> None:
             result.one_head_s = stage.now - scenario.seconds
     tick(1.0)
     hold = scenario.hold
+    if stage.work is not None and hold.covered:
+        faults = stage.work.faults(_listed(stage), open_then, scenario.seconds, stage.claims)
+        result.violations += [Broken(what, _story(stage)) for what in faults]
     for p in fragments:
         if len(stage.merged_at[p]) < merges[p] + hold.merges_min:
             made = len(stage.merged_at[p]) - merges[p]
@@ -138,6 +146,18 @@ def _perform(act: Play, result: Result, tick: Callable[[float], None]) -> None:
     if hold.majority_wins and before is not None and not _kept(stage, before):
         what = "the lineage that most old members had at the healing was left"
         result.violations.append(Broken(what, _story(stage)))
+
+
+def _listed(stage: Stage) -> set[tuple[int, int, int]]:
+    """The sequences that the best heads list."""
+    return stage.credits.listed([stage.best(p) for p in range(stage.settings.fragments)])
+
+
+def _open_units(stage: Stage) -> list[tuple[int, int]]:
+    """The oldest units that are open at the healing, two for each peer."""
+    if stage.work is None:
+        return []
+    return stage.work.oldest_open(_listed(stage), 2 * len(stage.alive()))
 
 
 def _able(stage: Stage) -> bool:
@@ -274,7 +294,7 @@ def _count(stage: Stage, result: Result) -> None:
     result.goodput = listed / made
     pieces = [
         {
-            (one.epoch, one.index)
+            (one.epoch, one.index, one.start)
             for record in stage.ledger.chain(stage.best(p))
             for row in record.inputs
             for one in row.pieces
@@ -282,6 +302,9 @@ def _count(stage: Stage, result: Result) -> None:
         for p in fragments
     ]
     result.coverage = sum(len(one) for one in pieces) / made
+    if stage.work is not None:
+        result.twice = stage.work.twice() / max(1, sum(stage.work.trained.values()))
+        result.claims = stage.work.claims
     result.participation = _participation(stage)
 
 

@@ -86,6 +86,8 @@ class Swarm(_Table, frozen=True, kw_only=True):
     mu: float = 0.5
     roster: bool = True
     """Each finds out by its own roster who is there; else all are told, a moment later."""
+    units: bool = True
+    """They share work by cores of their own; else each step's sequence is the next number."""
 
 
 class People(_Table, frozen=True, kw_only=True):
@@ -171,6 +173,9 @@ class Hold(_Table, frozen=True, kw_only=True):
     """The head that most old members had at the healing is kept."""
     donors_min: int = 0
     """So many peers served whole anchors."""
+    covered: bool = True
+    """At the end the units that were open at the healing are listed, and so is what live learners
+    did more than five merge intervals ago."""
     doubles_told_within_s: float = 0.0
     """A second machine with somebody's key is told so within this; the first one is not."""
     merges_min: int = 3

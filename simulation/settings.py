@@ -11,6 +11,10 @@ from dugnad.dht.ids import RunId
 
 RUN: Final = RunId(hashlib.sha256(b"simulated run").digest())
 SEQUENCE_TOKENS: Final = 16
+UNIT_SEQUENCES: Final = 4
+"""Sequences of a work unit: a second of one learner's work."""
+EPOCH_SEQUENCES: Final = 1024
+"""Sequences of an epoch: a scenario passes some, so that their ends are played, too."""
 WALL_START_S: Final = 1_700_000_000.0
 
 
@@ -62,6 +66,8 @@ class WorldSettings:
     roster: bool = False
     """Peers find out with rosters of their own who is there (:class:`Stage` only); else they are
     told, a moment later than it happens."""
+    units: bool = False
+    """Peers share work by cores of their own (:class:`Stage` only); else units are numbered."""
     weather: Weather = Weather()
 
     def lineage(self, fragment: int, theta_root: bytes) -> LineageRules:

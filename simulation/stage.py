@@ -26,7 +26,7 @@ from dugnad.simulation.credits import Credits
 from dugnad.simulation.fates import Fates
 from dugnad.simulation.ledger import Ledger
 from dugnad.simulation.people import SimFragment, SimPeer
-from dugnad.simulation.settings import RUN, WALL_START_S, WorldSettings
+from dugnad.simulation.settings import RUN, UNIT_SEQUENCES, WALL_START_S, WorldSettings
 from dugnad.simulation.story import told
 
 SAMPLE_S: Final = 1.0
@@ -81,6 +81,12 @@ class Stage(Fates):
         self.samples: list[Sample] = []
         self._weighed: tuple[fm.Message | None, int] = (None, 0)
         self.later(SAMPLE_S, self._sample)
+
+    def _enter(self, sim: SimPeer) -> None:
+        if self.work is not None:
+            heads = {p: digest for p, (_, digest, _) in sim.disk.heads.items()}
+            self.work.born(sim, self.credits.begin(sim, heads))
+        super()._enter(sim)
 
     # -- moments ---------------------------------------------------------------------------------
 
@@ -147,7 +153,11 @@ class Stage(Fates):
                 self.acked.setdefault(digest, set()).add(sim.peer)
             case ev.Adopt(digest):
                 self._check_witness(sim, p, digest)
-                self.credits.adopted(sim, p, action)
+                for change in self.credits.adopted(sim, p, action):
+                    if self.work is not None:
+                        self.work.changed(sim, change)
+                if self.work is not None and not p:
+                    self.work.participants(sim)
                 point = sim.fragments[p].core.view.lineage.checkpoint(sim.fragments[p].core.head)
                 if point is not None:
                     anchor = sim.fragments[p].worker.states[digest]
@@ -171,6 +181,8 @@ class Stage(Fates):
         if share == 1.0 and key not in self.lost:
             self.lost.add(key)
             fragment.pieces.extendleft(reversed(kept.pieces))
+            if self.work is not None:
+                self.work.returned(sim, kept.pieces)
             fragment.steps_handed -= len(kept.pieces)
         elif share == 0.0 and key in self.lost:
             self.lost.discard(key)
@@ -188,9 +200,15 @@ class Stage(Fates):
         self.ledger.listed_now.clear()
 
     def _step(self, sim: SimPeer) -> None:
+        piece = self.credits.piece() if self.work is None else self.work.step(sim)
+        if piece is None:
+            return
         super()._step(sim)
         self.made += self.settings.fragments
-        piece = self.credits.piece(int(self.claims.get(sim.peer, 1.0)))
+        claimed = int(self.claims.get(sim.peer, 1.0))
+        if claimed > 1:  # more sequences than a unit has
+            stop = piece.start + claimed + UNIT_SEQUENCES
+            piece = fm.UnitPiece(piece.epoch, piece.index, piece.start, stop)
         for fragment in sim.fragments:
             fragment.pieces[-1] = piece
 
@@ -230,7 +248,17 @@ class Stage(Fates):
     def _forward(self, sim: SimPeer, p: int, key: ev.Key, to: PeerId) -> None:
         """As in the world; a maker refuses its own, and the daemon's forwarding ends there."""
         if key[0] != to:
+            size = len(sim.fragments[p].worker.inbox[key].payload)
+            self.bytes += size
+            self.net.weigh(size)
             super()._forward(sim, p, key, to)
+            self.net.weigh(0)
+
+    def _obtain(self, sim: SimPeer, p: int, action: ev.Obtain) -> None:
+        """What is fetched goes through its donor's uplink."""
+        self.net.weigh(8 * self.settings.size if action.whole else action.header.payload_bytes)
+        super()._obtain(sim, p, action)
+        self.net.weigh(0)
 
     def _fetch(self, sim: SimPeer, p: int, action: ev.Obtain, source: PeerId) -> None:
         donor = self.peers[source]

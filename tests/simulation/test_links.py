@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 
+from dugnad.averaging import events as ev
 from dugnad.simulation.links import LATENCY_MAX_FACTOR, Line, Link
 from dugnad.simulation.network import Network
 from dugnad.simulation.people import peer_of
@@ -72,6 +73,29 @@ def test_all_that_a_host_sends_shares_its_uplink_and_no_other() -> None:
         times.append(network.latency(network.link(peer_of(source), peer_of(target))))
     assert times == pytest.approx([1.1, 2.1, 1.1])
     assert network.latency(network.link(peer_of(0), peer_of(1))) == pytest.approx(0.1)
+
+
+def test_bytes_wait_once_however_many_trips_go_before_them() -> None:
+    weather = Weather(latency_low_s=0.1, latency_high_s=0.1, jitter=0.0, up_bytes_s=1000.0)
+    network = net(weather)
+    network.weigh(1000)
+    assert network.latency(network.link(peer_of(0), peer_of(1)), 3) == pytest.approx(1.3)
+
+
+def test_what_is_fetched_goes_through_its_donors_uplink() -> None:
+    world = Stage(WorldSettings(seed=1, weather=Weather(up_bytes_s=10_000.0)))
+    for number in range(2):
+        world.add(number)
+    world.run(12.0)
+    assert world.heads() != {world.alive()[0].fragments[0].core.view.lineage.genesis.digest}
+    sent = {sim.peer: world.net.up[sim.peer].free_at for sim in world.alive()}
+    donor = world.peers[peer_of(0)]
+    header = donor.fragments[0].core.head.record
+    assert header is not None
+    obtain = ev.Obtain(donor.fragments[0].core.head.digest, header.header, (donor.peer,), False)
+    world._obtain(world.peers[peer_of(1)], 0, obtain)
+    waited = world.net.up[donor.peer].free_at - max(world.now, sent[donor.peer])
+    assert waited == pytest.approx(obtain.header.payload_bytes / 10_000.0)
 
 
 def test_all_that_a_host_receives_shares_its_downlink() -> None:
