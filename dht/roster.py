@@ -308,7 +308,7 @@ class Roster:
         for entry in self._table:
             yield from self._liveness.deadlines(entry, now, dials_full=dials_full)
             yield from self._streams.deadlines(entry)
-        for moment in (self._beat_at, self._gossip.news_at):
+        for moment in (self._beat_at, self._gossip.news_at, self._liveness.look_back_at):
             if moment is not None:
                 yield moment
 
@@ -318,6 +318,7 @@ class Roster:
         for entry in list(self._table):
             self._streams.tick(entry, now)
             self._liveness.tick(entry, now)
+        self._liveness.look_back(now)
         listening = self._table.listening()
         if not listening:
             self._beat_at = None

@@ -4,8 +4,8 @@ core.
 A peer whose last stream ends, or that is silent too long, is a *suspect*: it is dialled once, at
 once, with a short deadline. If that fails everybody else is told (`LostNotice`), which is also the
 question whether somebody else hears it; without an answer it is *lost*, with one *indirect*. Lost
-and never reached peers are dialled with growing pauses. If all streams end together, the fault is
-taken to be ours, and nobody is lost for a while.
+and never reached peers are dialled with growing pauses, later one of them a minute. If all streams
+end together, the fault is taken to be ours, and nobody is lost for a while.
 
 Weakness: a member that lies can vouch for a dead peer and so keep it *indirect*; the deadline on
 commits passes over such a peer.
@@ -52,7 +52,10 @@ RETRY_FIRST_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
 RETRY_JITTER: Final = 0.25
 GIVE_UP_S: Final = 600.0
-"""After ten minutes in vain a peer is dialled only when it is named again."""
+"""After ten minutes in vain a peer rests: it is dialled when it is named again, or in its turn."""
+LOOK_BACK_S: Final = 60.0
+"""One of those that rest is dialled each minute, in turn: two halves of a swarm that were apart for
+long, or a machine whose network was down, would else never meet again."""
 REFUSED_RETRY_S: Final = 60.0
 TURN_S: Final = 0.5
 """The greater id waits this long before it dials a peer learned by gossip: the other one dials at
@@ -76,6 +79,8 @@ class Liveness:
         self._rng = rng
         self._grace_until = float("-inf")
         self._jumped_at = float("-inf")
+        self.look_back_at: float | None = None
+        """When the next of the resting peers is dialled; None: nobody rests."""
         self.fresh: set[PeerId] = set()
         """Peers of which others should hear that we hear them; emptied by the owner."""
 
@@ -281,6 +286,18 @@ class Liveness:
         if entry.retry_at is not None and entry.retry_at <= now:
             self._retry(entry, now)
 
+    def look_back(self, now: float) -> None:
+        """Dial one of those given up, if it is time for that."""
+        resting = [entry for entry in self._table if self._rests(entry)]
+        if not resting:
+            self.look_back_at = None
+        elif self.look_back_at is None or self.look_back_at <= now:
+            due = self.look_back_at is not None
+            self.look_back_at = now + LOOK_BACK_S * (1 + RETRY_JITTER * self._rng.random())
+            if due and not self.dials_full():
+                longest = min(resting, key=lambda one: (one.dialled_at or 0.0, one.peer))
+                self._dial(longest, DIAL_S, now)
+
     def jumped(self, now: float) -> None:
         """We stood still: nobody is judged by what we missed; suspects are looked for anew."""
         self._jumped_at = now
@@ -310,6 +327,17 @@ class Liveness:
         self._out.append(Note(kind, text, peer))
 
     # --- inside
+
+    def _rests(self, entry: Entry) -> bool:
+        """Whether a peer was given up. A name never met counts only while nobody is there."""
+        return (
+            entry.state in (State.KNOWN, State.LOST)
+            and entry.can_dial
+            and not entry.streams
+            and entry.retry_at is None
+            and entry.dial_until is None
+            and (entry.last_seen is not None or not self._table.counted())
+        )
 
     def _suspect_myself(self, now: float) -> None:
         recent = [
