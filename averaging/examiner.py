@@ -125,7 +125,15 @@ class Say:
     reason: str
 
 
-Action = Ask | Recompute | Say
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Action: tell a person that a trial said nothing, and why."""
+
+    peer: PeerId
+    reason: str
+
+
+Action = Ask | Recompute | Say | Missed
 
 
 @dataclass(slots=True)
@@ -183,9 +191,10 @@ class Examiner:
         if trial is None:
             return []
         if trial.answer is None and now - trial.sent > DEADLINE_S:
-            return self._unanswered(trial, now)
+            return self._unanswered(trial, now, f"no answer within {DEADLINE_S:.0f} s")
         if trial.answer is not None and now - trial.sent > DEADLINE_S + CHECK_S:
             self.trial = None
+            return [Missed(trial.subject.peer, "it could not be computed again in time")]
         return []
 
     def _look(self, look: Look, now: float) -> list[Action]:
@@ -229,7 +238,7 @@ class Examiner:
         if answer.seed != trial.challenge.seed:
             return []  # late, of a trial that is over
         if answer.excuse:
-            return self._unanswered(trial, now)
+            return self._unanswered(trial, now, answer.excuse)
         known = self.known[peer]
         known.missed = known.silent = 0
         if len(answer.values) != trial.challenge.chains:
@@ -247,7 +256,7 @@ class Examiner:
         if values is None or len(values) != len(trial.chains):
             known.not_before = trial.sent + trial.took + RETRY_S
             self.trial = None
-            return []
+            return [Missed(trial.subject.peer, "it could not be computed again here")]
         told = [trial.answer.values[chain] for chain in trial.chains]
         if not all(agree(own, other) for own, other in zip(values, told, strict=True)):
             return self._end(trial, "wrong", 0, "what was computed again came to something else")
@@ -257,7 +266,7 @@ class Examiner:
             known.best, known.best_ms = measured, trial.wall_ms
         return self._end(trial, "proven", known.best, f"{measured / 1000:.3g} tokens/s")
 
-    def _unanswered(self, trial: _Trial, now: float) -> list[Action]:
+    def _unanswered(self, trial: _Trial, now: float, reason: str) -> list[Action]:
         known = self.known[trial.subject.peer]
         known.not_before = now + RETRY_S
         if not known.missed:
@@ -266,7 +275,8 @@ class Examiner:
         known.silent += known.attempts == ATTEMPTS_MAX
         self.trial = None
         if known.silent < SILENT_MIN or trial.subject.listed_ms <= known.missed_since_ms:
-            return []  # it may be paused, or gone: then no receipt of it is listed either
+            # it may be paused, or gone: then no receipt of it is listed either
+            return [Missed(trial.subject.peer, reason)]
         most = round(1000 * tokens_of(trial.challenge, self.rules) / DEADLINE_S)
         return self._end(
             trial, "silent", max(1, most), f"{known.missed} trials without an answer in time"

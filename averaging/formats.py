@@ -16,6 +16,9 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from dugnad.averaging.orders import ORDERS_BYTES_MAX
+from dugnad.averaging.statements import STATEMENT_BYTES_MAX
+from dugnad.averaging.trial import Answer as Answer
+from dugnad.averaging.trial import Challenge as Challenge
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.records import RecordError, Signer, Verifier, decode, encode, framed
 
@@ -240,7 +243,16 @@ class Word(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     data: Annotated[bytes, msgspec.Meta(max_length=ORDERS_BYTES_MAX)]
 
 
-Message = Announce | Witness | Heads | WantCommits | Commits | Claims | Word
+class Told(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    """A statement that the sender has just made, as :mod:`dugnad.averaging.statements` reads it;
+    whoever is not reached finds it by comparing sets."""
+
+    data: Annotated[bytes, msgspec.Meta(max_length=STATEMENT_BYTES_MAX)]
+
+
+Message = (
+    Announce | Witness | Heads | WantCommits | Commits | Claims | Word | Challenge | Answer | Told
+)
 
 _Signed = TypeVar("_Signed", Contribution, Header, Ack)
 
@@ -348,6 +360,8 @@ def message_fault(message: Message) -> str:
                 return "too many known digests"
             named = _named(fragment, digest) and all(len(d) == DIGEST_BYTES for d in known)
             return "" if named else "a wish with a number or digest out of range"
+        case Challenge() | Answer() | Told():
+            return ""  # bounded by their types; what they are worth is judged where they are used
         case Word():
             return ""  # its size was checked with its type, the rest is for who knows the organiser
         case Claims(units):

@@ -87,7 +87,8 @@ class TrialRules:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The first commit of fragment 0 in a slot, and the members after it."""
+    """The first commit of fragment 0 in a slot, and the members at the head: a newcomer may examine
+    before the next slot, and two peers hardly differ in them."""
 
     digest: bytes
     slot: int
@@ -146,14 +147,13 @@ def examiners(run: RunId, mark: Mark, peer: PeerId, count: int) -> list[PeerId]:
 
 
 def mark_in(
-    chain: Iterable[tuple[bytes, int, frozenset[PeerId]]], *, complete: bool
+    chain: Iterable[tuple[bytes, int]], members: frozenset[PeerId], *, complete: bool
 ) -> Mark | None:
-    """The mark of the newest slot in a lineage, given newest first as (digest, time in ms,
-    members) without version 0, down to version 1 if it is `complete`; None where the slot's
-    beginning is not known.
+    """The mark of the newest slot in a lineage, given newest first as (digest, time in ms) without
+    version 0, down to version 1 if it is `complete`; None where the slot's beginning is not known.
     """
     newest: Mark | None = None
-    for digest, time_ms, members in chain:
+    for digest, time_ms in chain:
         slot = slot_of(time_ms)
         if newest is not None and slot != newest.slot:
             return newest

@@ -116,6 +116,12 @@ class Happenings:
         if isinstance(message, fm.Word):
             self.daemon.orders.heard(sender, message.data)
             return
+        if isinstance(message, fm.Challenge | fm.Answer):
+            self.daemon.vitals.examination.heard(sender, message)
+            return
+        if isinstance(message, fm.Told):
+            self.daemon.statements.told(sender, message.data)
+            return
         if isinstance(message, fm.Claims):
             self.daemon.units.handle(Claimed(sender, message.units), clock.now())
             return

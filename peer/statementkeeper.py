@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dugnad.averaging.dispute import Said
+from dugnad.averaging.formats import Told
 from dugnad.averaging.statements import EXCUSED, StatementSet
 from dugnad.dht.ids import PeerId, short
 from dugnad.dht.records import RecordError, encode
@@ -70,18 +71,32 @@ class StatementKeeper:
         """Take up whose machine this is, from the data folder, and which machines its owner's key
         has released; what is wrong with them, or ''.
         """
-        home, now = self._daemon.home, clock.wall_ms()
+        home = self._daemon.home
         try:
             bond, owned = load_bond(home), load_owned(home)
         except UserError as error:
             return f"{error.sentence}; {error.fix}"
-        fault = self.held.take(encode(bond), now) if bond is not None else ""
+        fault = self.say(encode(bond)) if bond is not None else ""
         for one in owned.offers:
             held = self.held.bond(PeerId(one.peer)) if one.released else None
             if held is not None and (held.owner, held.number) == (one.owner, one.number):
                 ended = msgspec.structs.replace(held, released=one.released)
-                self.held.take(encode(ended), now)
+                self.say(encode(ended))
         return "" if fault in EXCUSED else fault
+
+    def say(self, record: bytes) -> str:
+        """Take a record that was made here, and tell it to whoever is live; why not, or ''."""
+        fault = self.held.take(record, clock.wall_ms())
+        if not fault:
+            for peer in self._daemon.averager.live():
+                self._daemon.swarm.send(peer, Told(record))
+        return fault
+
+    def told(self, sender: PeerId, record: bytes) -> None:
+        """A peer told a record that it has made."""
+        fault = self.held.take(record, clock.wall_ms())
+        if fault and fault not in EXCUSED:
+            self._daemon.happenings.refused(sender, fault)
 
     async def once(self) -> None:
         """Compare with a random live peer and take what it holds; what goes wrong is noted."""

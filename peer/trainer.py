@@ -6,7 +6,7 @@ Loads no torch. What the learner reports without being asked goes to one callbac
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -44,6 +44,8 @@ from dugnad.peer.learner.protocol import (
     InnerState,
     Pause,
     Piece,
+    Prove,
+    Proved,
     Ready,
     RegionFds,
     Resume,
@@ -303,6 +305,17 @@ class Trainer:
             process = await self._with_anchor(anchor)
             question = Sample(self._next_ticket(), prompt, length, seed)
             return (await self._anchoring.ask(process, question, Sampled)).text
+
+    async def prove(
+        self, anchor: Vector, chains: Sequence[Sequence[int]], steps: int
+    ) -> tuple[tuple[float, float], ...]:
+        """Train each chain from the flat parameters `anchor` with fresh moments, beside the
+        training; its last loss and gradient norm. None of them where memory does not suffice.
+        """
+        async with self._anchoring.lock:
+            process = await self._with_anchor(anchor)
+            question = Prove(self._next_ticket(), [list(chain) for chain in chains], steps)
+            return (await self._anchoring.ask(process, question, Proved)).values
 
     def pause(self) -> None:
         """Train no further than the step under way; copying, adding and evaluating go on."""

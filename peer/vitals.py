@@ -22,6 +22,7 @@ from dugnad.dht.ids import PeerId
 from dugnad.peer import clock
 from dugnad.peer.addressbook import SHARDS, look_up, publish
 from dugnad.peer.config import usable_cores
+from dugnad.peer.examination import LOOK_S, Examination
 from dugnad.peer.exchangeports import LearnerAway
 from dugnad.peer.learner.process import LearnerGone
 from dugnad.peer.probe import Probe, ProbeError, cached, measure
@@ -107,6 +108,7 @@ class Vitals:
         self._next["book"] = clock.now() + 5.0
         self._next["receipts"] = clock.now() + RECEIPTS_S
         self.receipts = ReceiptSync(daemon, random.Random(daemon.boot))
+        self.examination = Examination(daemon)
 
     async def run(self) -> None:
         """Do what is due, until cancelled."""
@@ -157,6 +159,8 @@ class Vitals:
             daemon.own(daemon.swarm.restart(daemon.note), "restart p2pd")
         if self._due("receipts", RECEIPTS_S, now):
             daemon.own(self.receipts.once(), "exchange of receipts")
+        if self.synced and self._due("challenge", LOOK_S, now):
+            self.examination.look()
         if self._due("statements", STATEMENTS_S, now):
             daemon.own(daemon.statements.once(), "exchange of statements")
         if self._due("history kept", KEEP_FOLD_S, now):

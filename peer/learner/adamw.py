@@ -37,6 +37,12 @@ class AdamW:
             for part in [tuple(t[start : min(start + size, high)] for t in tensors)]
         ]
 
+    def reset(self) -> None:
+        """Set the moments back to zero and count steps from the start."""
+        self.steps = 0
+        self.first_moment.zero_()
+        self.second_moment.zero_()
+
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Update the parameters from the gradient. Kingma and Ba 2015; Loshchilov and Hutter

@@ -8,6 +8,7 @@ import math
 import select
 import socket
 import time
+from functools import partial
 from typing import Final, assert_never
 
 import numpy as np
@@ -35,6 +36,8 @@ from dugnad.peer.learner.protocol import (
     InnerState,
     Pause,
     ProtocolError,
+    Prove,
+    Proved,
     Ready,
     Resume,
     Sample,
@@ -49,6 +52,7 @@ from dugnad.peer.learner.protocol import (
     pack,
     unpack_to_learner,
 )
+from dugnad.peer.learner.proving import Proving
 from dugnad.peer.learner.schedule import learning_rate
 from dugnad.peer.learner.stepper import Stepper
 from dugnad.peer.learner.workqueue import WorkQueue
@@ -138,6 +142,7 @@ class Learner:
         self._idle_said = False
         self._short_since = 0.0  # when the queue was first seen with less than a batch
         self._rest_until = 0.0
+        self._proving: Proving | None = None
 
     def run(self) -> None:
         """Choose device and micro-batch, say Ready, and train until Stop.
@@ -150,7 +155,7 @@ class Learner:
             self._handle_all(self._port.receive(0.0))
             wait_s = self._patience()
             if wait_s == 0.0:
-                self._train()
+                self._train() if self._proving is None else self._prove()
                 continue
             if not (self._queue or self._idle_said or self._paused or self._stopping):
                 self._idle_said = True
@@ -181,6 +186,7 @@ class Learner:
         )
 
     def _make(self, device: torch.device, dtype: torch.dtype) -> Stepper:
+        """A model with the parameters of the anchor region, and its optimiser."""
         model = FlatModel(self._start.config, self._start.table, device)
         model.load(self._anchor.array)
         return Stepper(model, self._start.optimiser, self._tokens, dtype)
@@ -234,11 +240,11 @@ class Learner:
         """Seconds to listen before the next step; 0: train now; None: there is nothing to train
         on.
         """
-        if self._paused or self._stopping or not self._queue:
+        if self._stopping or (self._proving is None and (self._paused or not self._queue)):
             return None
         now = time.monotonic()
         until = self._rest_until
-        if len(self._queue) < self._start.optimiser.batch_sequences:
+        if self._proving is None and len(self._queue) < self._start.optimiser.batch_sequences:
             until = max(until, self._short_since + IDLE_WAIT_S)
         return max(0.0, until - now)
 
@@ -262,8 +268,11 @@ class Learner:
                     self._anchor.array, message.prompt, message.length, message.seed
                 )
                 self._port.send(Sampled(message.ticket, text))
+            case Prove():
+                self._begin_proving(message)
             case Pause():
                 self._paused = True
+                self._end_proving(())  # its owner comes first
             case Resume():
                 self._paused = False
             case SetMicroBatch():
@@ -316,6 +325,33 @@ class Learner:
         tokens = len(message.sequences) * self._start.config.context
         seconds = time.perf_counter() - begin
         self._port.send(Evaluated(message.ticket, loss, tokens, seconds))
+
+    def _begin_proving(self, message: Prove) -> None:
+        for chain in message.chains:
+            self._check_sequences(chain)
+        if self._proving is not None:
+            raise ProtocolError("Prove came before the last one was answered")
+        own = self._stepper
+        made = partial(self._make, self._model.device, own.dtype)
+        self._proving = Proving(message, made, own.micro_batch)
+        if self._paused:
+            self._end_proving(())
+
+    def _prove(self) -> None:
+        """One chain of a trial; between two, messages are answered and the shares kept."""
+        proving = self._proving
+        assert proving is not None, "there is something to prove"
+        begin, begin_cpu = time.perf_counter(), time.process_time()
+        over = proving.advance(self._anchor.array, self._start.optimiser.learning_rate)
+        seconds = time.perf_counter() - begin
+        self._rest_until = time.monotonic() + self._rest(seconds, time.process_time() - begin_cpu)
+        if over:
+            self._end_proving(tuple(proving.values))
+
+    def _end_proving(self, values: tuple[tuple[float, float], ...]) -> None:
+        proving, self._proving = self._proving, None
+        if proving is not None:
+            self._port.send(Proved(proving.ticket, values))
 
     def _train(self) -> None:
         settings = self._start.optimiser

@@ -25,6 +25,8 @@ from dugnad.peer.learner.protocol import (
     FrameReader,
     Idle,
     ProtocolError,
+    Prove,
+    Proved,
     Ready,
     Sample,
     Sampled,
@@ -46,9 +48,9 @@ _READY_TICKET: Final = 0  # answers to Start; the learner's other answers carry 
 GPU_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """With these each driver hides the devices that the owner keeps."""
 
-Answer = Ready | Copied | Added | Captured | Evaluated | Sampled
-Question = Start | CopyOut | AddIn | Capture | Evaluate | Sample
-AnswerType = TypeVar("AnswerType", Ready, Copied, Added, Captured, Evaluated, Sampled)
+Answer = Ready | Copied | Added | Captured | Evaluated | Sampled | Proved
+Question = Start | CopyOut | AddIn | Capture | Evaluate | Sample | Prove
+AnswerType = TypeVar("AnswerType", Ready, Copied, Added, Captured, Evaluated, Sampled, Proved)
 
 
 class LearnerGone(Exception):

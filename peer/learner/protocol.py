@@ -26,6 +26,10 @@ EVALUATE_SEQUENCES_MAX: Final = 4096
 PROMPT_BYTES_MAX: Final = 4096
 SAMPLE_BYTES_MAX: Final = 4096
 """Text to write in one go: each byte costs a forward pass while training stands still."""
+PROVE_CHAINS_MAX: Final = 64
+"""Chains of one Prove (``averaging.trial``)."""
+PROVE_SEQUENCES_MAX: Final = 1 << 16
+"""Sequences of one Prove: a second's work at 8 M tokens/s and context 128."""
 REASON_CHARS_MAX: Final = 2000
 RANDOM_BYTES_MAX: Final = 1 << 16
 """State of a random generator: torch's on the CPU takes 5056 bytes."""
@@ -174,6 +178,23 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
             raise ValueError(f"prompt ≤ {PROMPT_BYTES_MAX}, length 1 to {SAMPLE_BYTES_MAX} bytes")
 
 
+class Prove(msgspec.Struct, frozen=True, tag="prove"):
+    """Train each of these chains from the anchor region with fresh moments, `steps` steps each,
+    beside what is being trained; answered by Proved. The anchor region must stay until then.
+    """
+
+    ticket: int
+    chains: list[list[int]]
+    steps: int
+
+    def __post_init__(self) -> None:
+        sizes = [len(chain) for chain in self.chains]
+        if not 1 <= len(sizes) <= PROVE_CHAINS_MAX or sum(sizes) > PROVE_SEQUENCES_MAX:
+            raise ValueError(f"prove 1 to {PROVE_CHAINS_MAX} chains")
+        if self.steps < 1 or any(not size or size % self.steps for size in sizes):
+            raise ValueError("a chain has equally many sequences in each of its steps")
+
+
 class Pause(msgspec.Struct, frozen=True, tag="pause"):
     """Train no further; verbs are still answered and the queue is kept."""
 
@@ -214,6 +235,7 @@ ToLearner = (
     | Capture
     | Evaluate
     | Sample
+    | Prove
     | Pause
     | Resume
     | SetMicroBatch
@@ -307,6 +329,15 @@ class Sampled(msgspec.Struct, frozen=True, tag="sampled"):
     text: bytes
 
 
+class Proved(msgspec.Struct, frozen=True, tag="proved"):
+    """The last loss and gradient norm of each chain; none when memory did not suffice, or when the
+    learner is paused.
+    """
+
+    ticket: int
+    values: tuple[tuple[float, float], ...]
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The learner cannot go on and ends after this message."""
 
@@ -317,7 +348,9 @@ class Idle(msgspec.Struct, frozen=True, tag="idle"):
     """The queue is empty; said once until work comes."""
 
 
-FromLearner = Ready | Step | Copied | Added | Captured | Evaluated | Sampled | Failed | Idle
+FromLearner = (
+    Ready | Step | Copied | Added | Captured | Evaluated | Sampled | Proved | Failed | Idle
+)
 
 _LENGTH: Final = struct.Struct(">I")
 _encoder: Final = msgspec.msgpack.Encoder()

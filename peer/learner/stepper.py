@@ -22,11 +22,12 @@ class OutOfMemory(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`loss` in nats a token; `skipped` when it or the gradient's norm was not finite."""
+    """`loss` in nats a token; `skipped` when it or the gradient's `norm` was not finite."""
 
     loss: float
     tokens: int
     skipped: bool
+    norm: float = 0.0
 
 
 class Stepper:
@@ -58,7 +59,11 @@ class Stepper:
         self._gradient.mul_((self._settings.clip_norm / (norm + 1e-6)).clamp(max=1.0))
         self.optimiser.step(learning_rate)
         self._gradient.zero_()
-        return StepResult(loss, token_count, skipped=False)
+        return StepResult(loss, token_count, skipped=False, norm=norm.item())
+
+    def forget(self) -> None:
+        """Begin anew: the moments are zero, as at the start."""
+        self.optimiser.reset()
 
     def time_micro_batch(self, size: int) -> None:
         """Do the work of one micro-batch of `size` sequences and forget it: for the probe's

@@ -15,6 +15,7 @@ from dugnad.averaging.examiner import (
     Ask,
     Examiner,
     Look,
+    Missed,
     Recompute,
     Recomputed,
     Say,
@@ -141,14 +142,12 @@ def test_rounding_agrees_and_a_guess_does_not() -> None:
 
 
 def test_the_mark_is_the_first_commit_of_the_newest_slot() -> None:
-    slots = [(b"c", 2 * SLOT_MS + 5), (b"b", 2 * SLOT_MS), (b"a", 2 * SLOT_MS - 1)]
-    chain = [(digest, ms, frozenset(PEERS)) for digest, ms in slots]
-    found = mark_in(chain, complete=False)
-    assert found is not None
-    assert (found.digest, found.slot) == (b"b", 2)
-    assert mark_in(chain[:2], complete=False) is None, "the slot may have begun before"
-    assert mark_in(chain[:2], complete=True) == found
-    assert mark_in([], complete=True) is None
+    chain = [(b"c", 2 * SLOT_MS + 5), (b"b", 2 * SLOT_MS), (b"a", 2 * SLOT_MS - 1)]
+    found = mark_in(chain, MARK.members, complete=False)
+    assert found == Mark(b"b", 2, MARK.members)
+    assert mark_in(chain[:2], MARK.members, complete=False) is None, "it may have begun before"
+    assert mark_in(chain[:2], MARK.members, complete=True) == found
+    assert mark_in([], MARK.members, complete=True) is None
 
 
 def test_examiners_follow_from_the_mark_and_nobody_examines_itself() -> None:
@@ -238,7 +237,9 @@ def test_what_cannot_be_computed_again_says_nothing_and_is_tried_once_more() -> 
     core, peer, look = asking()
     challenge = asked(core, look)
     core.handle(AnswerIn(peer, answered(challenge)), 0.5)
-    assert core.handle(Recomputed(None), 1.0) == []
+    assert core.handle(Recomputed(None), 1.0) == [
+        Missed(peer, "it could not be computed again here")
+    ]
     assert core.handle(look, 2.0) == []
     assert asked(core, look, 1.0 + RETRY_S).seed != challenge.seed
 
@@ -272,7 +273,7 @@ def test_a_peer_whose_receipts_stopped_as_well_is_called_nothing() -> None:
             mark = Mark(MARK.digest, slot, MARK.members)
             asked(core, Look(1000, mark, quiet, 3), now)
             excuse = Answer(core.trial.challenge.seed if core.trial else b"", excuse="paused")
-            assert core.handle(AnswerIn(peer, excuse), now + 1) == []
+            assert core.handle(AnswerIn(peer, excuse), now + 1) == [Missed(peer, "paused")]
             now += RETRY_S + 2
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dugnad.averaging.board import Owner
 from dugnad.averaging.owners import Bond, accept, offer
-from dugnad.averaging.statements import StatementSet
+from dugnad.averaging.statements import EXCUSED, StatementSet
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId
 from dugnad.dht.records import encode
@@ -34,6 +34,8 @@ def daemon_in(folder: Path) -> Any:  # Any: stands in for a daemon
     home = Home(folder)
     home.create()
     notes: list[str] = []
+    sent: list[tuple[PeerId, bytes]] = []
+    refused: list[str] = []
     return SimpleNamespace(
         home=home,
         boot=1,
@@ -42,7 +44,10 @@ def daemon_in(folder: Path) -> Any:  # Any: stands in for a daemon
         notes=notes,
         note=lambda kind, text: notes.append(text),
         ledger=SimpleNamespace(fold=SimpleNamespace(lists=lambda peer: True)),
-        swarm=SimpleNamespace(puller=None),
+        swarm=SimpleNamespace(puller=None, send=lambda to, told: sent.append((to, told.data))),
+        sent=sent,
+        refused=refused,
+        happenings=SimpleNamespace(refused=lambda peer, reason: refused.append(reason)),
         averager=SimpleNamespace(live=lambda: ()),
     )
 
@@ -116,3 +121,22 @@ async def test_a_daemon_takes_up_its_own_bond_and_its_owners_releases(tmp_path: 
     assert keeper.said().owners == {}
     machine.home.bond_file.write_bytes(b"\xc1")
     assert "damaged" in keeper.look()
+
+
+async def test_what_is_said_is_told_to_the_live_once_and_forgeries_name_their_teller(
+    tmp_path: Path,
+) -> None:
+    daemon, other = daemon_in(tmp_path / "one"), daemon_in(tmp_path / "other")
+    daemon.averager.live = lambda: (OWNER.peer,)
+    keeper, there = StatementKeeper(daemon), StatementKeeper(other)
+    record = bonds(1)[0]
+    assert keeper.say(record) == ""
+    assert keeper.say(record) in EXCUSED
+    assert daemon.sent == [(OWNER.peer, record)]
+    there.told(OWNER.peer, record)
+    there.told(OWNER.peer, record)
+    assert there.held.everything() == (record,)
+    assert other.refused == []
+    there.told(OWNER.peer, encode(Bond(OWNER.peer, b"m" * 32, NOW, "", b"s" * 64, b"s" * 64)))
+    assert "has not signed" in other.refused[0]
+    assert other.sent == [], "who is told tells nobody"

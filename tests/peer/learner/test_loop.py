@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dugnad.averaging.fragments import build_table
+from dugnad.averaging.trial import agree
 from dugnad.peer.init import initial_parameters
 from dugnad.peer.learner.loop import Disconnected, Learner, Port, Unfit
 from dugnad.peer.learner.memory import Region
@@ -31,11 +32,14 @@ from dugnad.peer.learner.protocol import (
     InnerState,
     Pause,
     ProtocolError,
+    Prove,
+    Proved,
     Ready,
     RegionFds,
     Resume,
     Sample,
     Sampled,
+    SetMicroBatch,
     Start,
     Step,
     Stop,
@@ -198,6 +202,39 @@ def test_evaluating_and_sampling_use_the_anchors_and_do_not_disturb_training(
     assert losses == [m.loss for m in other.hear_until(Idle) if isinstance(m, Step)]
     assert len(losses) == 2
     other.close()
+
+
+def test_a_trial_is_the_same_for_everybody_and_does_not_disturb_training(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    other = Daemon(tmp_path)
+    work = Work(0, 0, 0, list(range(8)), 0)
+    chains = [list(range(8)), list(range(40, 48)), list(range(8))]
+    daemon.start(Prove(1, chains, 2), work)
+    other.start(work)
+    heard = daemon.hear_until(Idle)
+    daemon.send(Prove(2, [chains[1]], 2))
+    proved = {
+        m.ticket: m.values for m in heard + daemon.hear_until(Proved) if isinstance(m, Proved)
+    }
+    assert [len(proved[1]), len(proved[2])] == [3, 1]
+    assert proved[1][0] == proved[1][2], "each chain begins anew"
+    assert proved[1][1] == proved[2][0]
+    assert proved[1][0] != proved[1][1]
+    assert 0.0 < proved[1][0][0] < math.log(256), "the second step has learned from the first"
+    theirs = other.hear_until(Idle)
+    losses = [m.loss for m in theirs if isinstance(m, Step)]
+    assert losses == [m.loss for m in heard if isinstance(m, Step)]
+    other.send(SetMicroBatch(1), Prove(3, chains[:1], 2))
+    (again,) = [m.values for m in other.hear_until(Proved) if isinstance(m, Proved)]
+    assert agree(proved[1][0], again[0]), "other micro-batches round otherwise"
+    other.close()
+
+
+def test_a_paused_learner_proves_nothing(daemon: Daemon) -> None:
+    daemon.start(Pause(), Prove(1, [[1, 2]], 2), CopyOut(1, 0))
+    _, proved, _ = daemon.hear_until(Copied)
+    assert proved == Proved(1, ())
 
 
 def test_a_paused_learner_answers_but_does_not_train(daemon: Daemon) -> None:

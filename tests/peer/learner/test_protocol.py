@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 from dugnad.peer.learner.protocol import (
     EVALUATE_SEQUENCES_MAX,
     FRAME_BYTES_MAX,
+    PROVE_CHAINS_MAX,
+    PROVE_SEQUENCES_MAX,
     WORK_SEQUENCES_MAX,
     CopyOut,
     Evaluate,
     FrameReader,
     Piece,
     ProtocolError,
+    Prove,
     Sample,
     SetCpuShare,
     Step,
@@ -70,5 +73,10 @@ def test_every_message_has_its_bounds() -> None:
         Evaluate(0, [0] * (EVALUATE_SEQUENCES_MAX + 1))
     with pytest.raises(ValueError, match="length"):
         Sample(0, b"", 0, 0)
+    for chains in ([], [[1, 2]] * (PROVE_CHAINS_MAX + 1), [[0] * (PROVE_SEQUENCES_MAX + 2)]):
+        with pytest.raises(ValueError, match="chains"):
+            Prove(0, chains, 2)
+    with pytest.raises(ValueError, match="equally many"):
+        Prove(0, [[1, 2, 3]], 2)
     with pytest.raises(ValueError, match="cpu_share"):
         SetCpuShare(0.0)
