@@ -189,6 +189,15 @@ class CreditFold:
         """Units of all epochs that are covered in full."""
         return sum(chain.units for chain in self._chains)
 
+    def earned(self, fragment: int) -> dict[bytes, dict[PeerId, tuple[int, int]]]:
+        """Of the newest commits of a fragment, by digest: what each of their makers has in them,
+        (tokens that nobody had covered before, tokens that others had).
+        """
+        return {
+            entry.digest: {peer: (one.tokens, one.twice) for peer, one in entry.earned.items()}
+            for entry in self._chain(fragment).journal
+        }
+
     def lists(self, peer: PeerId) -> bool:
         """Whether a receipt of ``peer`` was folded (and counted apart)."""
         return any(chain.lists(peer) for chain in self._chains)

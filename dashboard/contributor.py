@@ -212,7 +212,8 @@ def _receipts(view: View, receipts: Sequence[Receipt]) -> Markup:
         el(
             "p",
             f"The newest {count(shown, 'receipt')}: each is signed by its maker and was listed by a"
-            " home; every peer of the run holds the same ones.",
+            " home; every peer of the run holds the same ones. A unit is credited in one fragment"
+            " only, so most of the tokens of a receipt are credited in others.",
         ),
         table("Receipts of this peer", heads, body),
     )

@@ -12,6 +12,8 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+import psutil
+
 from dugnad.averaging.buffers import AnchorState
 from dugnad.averaging.dispute import VERDICTS_MIN
 from dugnad.averaging.examinee import Examinee
@@ -51,6 +53,9 @@ from dugnad.peer.training import flat
 if TYPE_CHECKING:
     from dugnad.peer.daemon import Daemon
 
+TRIAL_BYTES: Final = 32
+"""Of free memory for each parameter: a trial holds parameters, gradient and two moments in float32,
+16 bytes; the other half stays for everybody else."""
 REASON_CHARS_MAX: Final = 100
 """Of a stranger's excuse, in the journal."""
 LOOK_S: Final = 5.0
@@ -182,7 +187,7 @@ class Examination:
 
     async def _train(self, heads: Sequence[bytes], chains: Sequence[Sequence[int]]) -> Values:
         """What the chains come to from the anchors after `heads`; nothing when these are not here
-        any more, or no learner is.
+        any more, no learner is, or memory is short.
         """
         averager = self._daemon.averager
         if len(heads) != len(averager.fragments):
@@ -191,6 +196,9 @@ class Examination:
         anchors = [averager.anchor(p, one) or kept.get(one) for p, one in enumerate(heads)]
         thetas = [one.theta for one in anchors if one is not None]
         if len(thetas) != len(heads):
+            return ()
+        need = TRIAL_BYTES * sum(theta.size for theta in thetas)
+        if psutil.virtual_memory().available < need:
             return ()
         vector = await asyncio.to_thread(flat, thetas)
         try:

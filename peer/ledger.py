@@ -8,6 +8,7 @@ one above it.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import takewhile
 from typing import Final
@@ -23,8 +24,9 @@ from dugnad.averaging.node import Node
 from dugnad.averaging.receiptcheck import with_true_acks
 from dugnad.dht.ids import PeerId
 from dugnad.dht.records import verify_ed25519
+from dugnad.peer.creditrows import CreditRow, forget_credits, keep_credits
 from dugnad.peer.pull import PullError
-from dugnad.peer.store import Store
+from dugnad.peer.store import Store, StoreError
 from dugnad.peer.storethread import StoreThread
 
 BACK_MAX: Final = 30
@@ -33,6 +35,9 @@ PAGE: Final = 64
 """Commits asked for at once when history is fetched."""
 HISTORY_MAX: Final = 100_000
 """Commits fetched at most: a week of one every six seconds."""
+
+UNWRITTEN_MAX: Final = 65_536
+"""Credits that wait to be written: a thousand commits of sixty-four makers."""
 
 FetchCommits = Callable[[Sequence[PeerId], int, bytes, int], Awaitable[tuple[CommitRecord, ...]]]
 
@@ -52,6 +57,10 @@ class Ledger:
         self.on_change = on_change
         self.said = said
         self.lacking: set[int] = set()
+        self._credits: deque[CreditRow] = deque(maxlen=UNWRITTEN_MAX)
+        self._noted: dict[int, set[bytes]] = {}
+        """Fragment -> commits whose credit is noted, of those that the fold can undo."""
+        self._flushing = asyncio.Lock()
 
     def adopted(self, fragment: int, lineage: Lineage, head: Node) -> None:
         """A fragment has a new head: fold what it lists, or note that history is missing."""
@@ -66,7 +75,28 @@ class Ledger:
             self.lacking.add(fragment)
             return
         self.lacking.discard(fragment)
+        self._note(fragment)
         self.on_change(change)
+
+    def _note(self, fragment: int) -> None:
+        """Remember what the receipts of new commits were credited, until it is written."""
+        earned = self.fold.earned(fragment)
+        for digest in earned.keys() - self._noted.get(fragment, set()):
+            rows = [CreditRow(digest, peer, *row) for peer, row in earned[digest].items()]
+            self._credits.extend(rows)
+        self._noted[fragment] = set(earned)
+
+    async def flush(self) -> None:
+        """Write what receipts were credited. StoreError, and then it is tried again."""
+        async with self._flushing:
+            rows = [self._credits.popleft() for _ in range(len(self._credits))]
+            if not rows:
+                return
+            try:
+                await self.store.call(lambda store: keep_credits(store, rows))
+            except StoreError:
+                self._credits.extendleft(reversed(rows))
+                raise
 
     def acked(self, ack: Ack) -> None:
         """A witness ack arrived."""
@@ -118,6 +148,7 @@ class Ledger:
         except CreditError:
             return False
         self.lacking.discard(fragment)
+        self._note(fragment)
         return True
 
     async def restore(self) -> None:
@@ -139,6 +170,7 @@ class Ledger:
         def work(store: Store) -> None:
             store.save_fold(state)
             store.prune(now_ms)
+            forget_credits(store)
 
         await self.store.call(work)
 

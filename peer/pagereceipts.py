@@ -12,6 +12,7 @@ from dugnad.averaging.node import Node
 from dugnad.dashboard.contributor import Receipt
 from dugnad.dashboard.live import TooManyReaders
 from dugnad.dht.ids import PeerId, RunId, parse_peer, peer_text
+from dugnad.peer.creditrows import CreditRow, credits_of
 from dugnad.peer.manifest import Manifest
 from dugnad.peer.store import Receipt as Row
 from dugnad.peer.store import Store
@@ -72,6 +73,7 @@ class DaemonReceipts:
 
     async def stored(self, work: Callable[[Store], T]) -> T:
         """What `work` finds in the store."""
+        await self._daemon.ledger.flush()
         return await self._daemon.store.call(work)
 
     def chain(self, fragment: int) -> Mapping[int, Node]:
@@ -98,8 +100,9 @@ class PageReceipts:
     async def receipts(self, peer: str, limit: int) -> Sequence[Receipt]:
         """The newest receipts of ``peer``, newest first; none when that is no key.
 
-        `credited` are the tokens of units that are credited in the fragment of the contribution;
-        what others had covered before is only taken off in the board.
+        `credited` are the tokens of units that are credited in the fragment of the contribution and
+        that nobody had covered before. Where the disk does not know the latter (of receipts from
+        before this peer came), it is what could be credited, and the reason says so.
 
         Raises TooManyReaders, and StoreError when the disk cannot be read.
         """
@@ -113,16 +116,24 @@ class PageReceipts:
         self._waiting += 1
         try:
             async with self._turn:
-                found = await self._source.stored(lambda store: _found(store, key, wanted))
+                found, known = await self._source.stored(lambda one: _found(one, key, wanted))
         finally:
             self._waiting -= 1
         chains = {p: self._source.chain(p) for p in {row.fragment for row, _ in found}}
-        made = (self._made(key, row, commit, chains[row.fragment]) for row, commit in found)
+        made = (
+            self._made(key, row, (commit, known.get(row.digest)), chains[row.fragment])
+            for row, commit in found
+        )
         return [one for one in made if one is not None]
 
     def _made(
-        self, key: PeerId, row: Row, commit: CommitRecord | None, chain: Mapping[int, Node]
+        self,
+        key: PeerId,
+        row: Row,
+        listed: tuple[CommitRecord | None, CreditRow | None],
+        chain: Mapping[int, Node],
     ) -> Receipt | None:
+        commit, credit = listed
         one = _input(commit, key, row.seq) if commit is not None else None
         if commit is None or one is None:
             return None  # the commit was forgotten between two looks
@@ -131,16 +142,19 @@ class PageReceipts:
         witness = builder or _acknowledged(home, commit, chain.get(row.version))
         status, reason = self._judged(row, one, chain, key == home and builder is None)
         manifest = self._source.manifest
-        own = _eligible(one, self._source.run_id, len(manifest.table.fragments))
+        sequences = _eligible(one, self._source.run_id, len(manifest.table.fragments))
+        credited, why = _credited(sequences * manifest.data.context, credit)
+        if status == "refused":
+            credited, why = 0, ""
         return Receipt(
             at_ms=row.time_ms,
             fragment=row.fragment,
             version=row.version,
             seq=row.seq,
             tokens=row.tokens,
-            credited=0 if status == "refused" else own * manifest.data.context,
+            credited=credited,
             status=status,
-            reason=reason,
+            reason="; ".join(one for one in (reason, why) if one),
             home=peer_text(home),
             witness=peer_text(witness) if witness else "",
             commit=row.digest.hex(),
@@ -161,13 +175,26 @@ class PageReceipts:
         return "settled", ""
 
 
-def _found(store: Store, peer: PeerId, limit: int) -> list[tuple[Row, CommitRecord | None]]:
+Found = tuple[list[tuple[Row, CommitRecord | None]], dict[bytes, CreditRow]]
+
+
+def _found(store: Store, peer: PeerId, limit: int) -> Found:
+    """The newest receipts with their commits, and what is known of their credit."""
     commits: dict[bytes, CommitRecord | None] = {}
     rows = store.receipts(peer, limit)
     for row in rows:
         if row.digest not in commits:
             commits[row.digest] = store.commit(row.digest)
-    return [(row, commits[row.digest]) for row in rows]
+    return [(row, commits[row.digest]) for row in rows], credits_of(store, peer, commits)
+
+
+def _credited(eligible: int, credit: CreditRow | None) -> tuple[int, str]:
+    """Tokens credited, of those that could be, and why not all of them."""
+    if credit is None:
+        return eligible, "what others had trained before is not known here" if eligible else ""
+    credited = min(eligible, credit.tokens)
+    before = eligible - credited
+    return credited, f"{before:,} tokens of it were trained by others before" if before else ""
 
 
 def _input(commit: CommitRecord, peer: PeerId, seq: int) -> Input | None:

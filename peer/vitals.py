@@ -64,6 +64,8 @@ PROBE_AFTER_S: Final = 120.0
 """A machine that was never measured is measured once training has run this long."""
 STATEMENTS_S: Final = 20.0
 """Between two looks at what somebody else holds: sixty-four peers have heard in two minutes."""
+CREDITS_S: Final = 60.0
+"""Between two writings of what receipts were credited, and of statements that changed."""
 RECEIPTS_S: Final = 15.0
 """Between two looks for receipts that another peer has and this one lacks; one fragment each."""
 KEEP_FOLD_S: Final = 3600.0
@@ -163,6 +165,8 @@ class Vitals:
             self.examination.look()
         if self._due("statements", STATEMENTS_S, now):
             daemon.own(daemon.statements.once(), "exchange of statements")
+        if self._due("credits", CREDITS_S, now):
+            daemon.own(self._write_credits(), "write credits")
         if self._due("history kept", KEEP_FOLD_S, now):
             daemon.own(self._keep_fold(), "keep the fold")
 
@@ -206,11 +210,18 @@ class Vitals:
         )
         return True
 
+    async def _write_credits(self) -> None:
+        """Write what receipts were credited, and the statements that are held."""
+        try:
+            await self.daemon.ledger.flush()
+            await self.daemon.statements.keep()
+        except StoreError as error:
+            self.daemon.note("disk", f"{error.reason}; {error.fix}")
+
     async def _keep_fold(self) -> None:
         """Keep the base of the credit fold, and forget receipts older than a week."""
         try:
             await self.daemon.ledger.keep(clock.wall_ms())
-            await self.daemon.statements.keep()
         except StoreError as error:
             self.daemon.note("disk", f"{error.reason}; {error.fix}")
 

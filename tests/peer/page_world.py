@@ -67,6 +67,10 @@ class Roster:
         return tuple(self.states)
 
 
+async def nothing_waits() -> None:
+    """Flush a ledger all of which is written."""
+
+
 @dataclass
 class Memory:
     """A store without a disk, and its thread without a thread."""
@@ -176,7 +180,7 @@ class Peer:
             links=SimpleNamespace(carried_to=self.carried.__getitem__, rate=lambda peer: 250_000.0),
             training=self.training,
             vitals=self.vitals,
-            ledger=SimpleNamespace(fold=self.fold, board=self.fold.board),
+            ledger=SimpleNamespace(fold=self.fold, board=self.fold.board, flush=nothing_waits),
             units=SimpleNamespace(status=lambda now: SimpleNamespace(open=7, mine=3, given_up=0)),
             report=SimpleNamespace(state=lambda: self.state),
             happenings=SimpleNamespace(label=lambda peer: f"{name_of(peer)} ({short(peer)})"),
