@@ -25,6 +25,8 @@ that was busy for the second in which it was timed."""
 VERDICTS_MIN: Final = 3
 """Verdicts that time a peer, or as many as there are others on the board: of two that differ nobody
 knows which is false."""
+FEW: Final = 2
+"""Verdicts that count for something where VERDICTS_MIN cannot be had, if all of them are proofs."""
 CLAIM_MS_MIN: Final = 60_000
 """Receipts of less time imply no speed: one late listing would be a tenfold claim."""
 _WORDS: Final[Mapping[Outcome, str]] = {
@@ -49,7 +51,9 @@ def judged(
 ) -> tuple[dict[PeerId, Tally], dict[PeerId, Claim]]:
     """The tallies with disputed credit taken off, and each peer's claim.
 
-    Only verdicts of peers with receipts count. Nobody is capped before anybody was timed.
+    Only verdicts of peers with receipts count. Nobody is capped before anybody was timed. Who was
+    not timed by enough counts as the middle of the timed, or as what two or more proved if that is
+    more.
     """
     workers = {peer for peer, tally in totals.items() if tally.contributions and peer != POOL}
     needed = max(1, min(VERDICTS_MIN, len(workers) - 1))
@@ -69,6 +73,8 @@ def judged(
     fair, claims = dict(totals), dict[PeerId, Claim]()
     for peer in workers:
         cap = timed.get(peer, others)
+        if peer not in timed and cap is not None:
+            cap = max(cap, _least(heard[peer]))
         known = timed[peer] / 1000 if peer in timed else None
         claim = Claim(_claimed(totals[peer]), known)
         if cap is not None and _beyond(totals[peer], cap):
@@ -82,6 +88,12 @@ def judged(
 def _middle(speeds: Sequence[int]) -> int:
     """The higher one of two in the middle: where half of them lie, nobody loses credit by it."""
     return sorted(speeds)[len(speeds) // 2]
+
+
+def _least(verdicts: Sequence[Verdict]) -> int:
+    """What several proved although they are too few: in a small swarm there may be no others."""
+    proven = [one.speed for one in verdicts if one.outcome == "proven"]
+    return min(proven) if len(proven) >= FEW and len(proven) == len(verdicts) else 0
 
 
 def _claimed(tally: Tally) -> float:
@@ -113,7 +125,7 @@ def _capped(tally: Tally, speed: int) -> tuple[Tally, int]:
 def _reason(claim: Claim, verdicts: Sequence[Verdict], cap: float) -> str:
     says = f"its receipts claim {claim.claimed:.3g} tokens/s"
     if claim.timed is None:
-        return f"{says}; not timed by enough members yet, it counts as the middle one, {cap:.3g}"
+        return f"{says}; not timed by enough members yet, it counts as {cap:.3g}"
     outcomes = Counter(v.outcome for v in verdicts)
     told = ", ".join(
         f"{outcomes[name]} {words}" for name, words in _WORDS.items() if outcomes[name]

@@ -32,6 +32,8 @@ UNLISTED_MAX: Final = 1024
 AHEAD_MS: Final = 86_400_000
 """A record dated further ahead than a day is refused: no clock is that wrong, and its maker could
 hardly ever replace it."""
+RECOUNT_MS: Final = 60_000
+"""Between two looks at which of the unlisted have receipts by now: a thousand look-ups."""
 HELD_ALREADY: Final = "a newer statement, or the same one, is held"
 AHEAD: Final = "a statement dated more than a day ahead"
 FULL: Final = "too many statements are held"
@@ -57,6 +59,9 @@ class StatementSet:
         self._verifier = verifier
         self._held: dict[PeerId, dict[PeerId, Statement]] = {}
         """Peer -> examiner (or nobody: the bond) -> record."""
+        self._unlisted: set[PeerId] = set()
+        """Peers that had no receipt when something about them was taken."""
+        self._recounted_ms = 0
         self._by_name: dict[bytes, bytes] = {}
         self._names: list[bytes] | None = None
         self.changes = 0
@@ -78,7 +83,7 @@ class StatementSet:
             fault = bond_fault(record, self._verifier)
         else:
             fault = verdict_fault(record, self._run, self._verifier)
-        if fault := fault or self._no_room(record, before):
+        if fault := fault or self._no_room(record, before, now_ms):
             return fault
         if isinstance(record, Verdict) and before is None:
             before = _least(held)
@@ -118,7 +123,7 @@ class StatementSet:
             by_peer(one for one in records if isinstance(one, Verdict)),
         )
 
-    def _no_room(self, record: Statement, before: Statement | None) -> str:
+    def _no_room(self, record: Statement, before: Statement | None, now_ms: int) -> str:
         peer = PeerId(record.peer)
         if isinstance(record, Verdict) and not (
             self._listed(peer) and self._listed(PeerId(record.examiner))
@@ -129,10 +134,17 @@ class StatementSet:
         if len(self._by_name) >= HELD_MAX:
             return FULL
         if not self._listed(peer):
-            unlisted = sum(not self._listed(one) for one in self._held)
-            if unlisted >= UNLISTED_MAX:
+            self._recount(now_ms)
+            if len(self._unlisted) >= UNLISTED_MAX:
                 return CROWDED
+            self._unlisted.add(peer)
         return ""
+
+    def _recount(self, now_ms: int) -> None:
+        """Where it is crowded, see now and then who has receipts by now."""
+        if len(self._unlisted) >= UNLISTED_MAX and now_ms >= self._recounted_ms + RECOUNT_MS:
+            self._recounted_ms = now_ms
+            self._unlisted = {one for one in self._unlisted if not self._listed(one)}
 
     def _put(self, record: Statement, before: Statement | None) -> None:
         held = self._held.setdefault(PeerId(record.peer), {})

@@ -72,6 +72,9 @@ def test_who_was_not_timed_counts_as_the_middle_of_those_who_were() -> None:
     tokens, reason = fair([*others, verdict(1, 0, 1000)])
     assert tokens == 1200
     assert "not timed by enough members yet" in reason
+    two = [verdict(1, 0, 500), verdict(2, 0, 600)]
+    assert fair([*others, *two])[0] == 3000, "unless two proved more"
+    assert fair([*others, *two[:1], verdict(2, 0, 0)])[0] == 1200
     assert fair([])[0] == 6000, "where nobody was timed, nobody is capped"
 
 

@@ -14,6 +14,7 @@ from dugnad.averaging.statements import (
     AHEAD_MS,
     CROWDED,
     HELD_ALREADY,
+    RECOUNT_MS,
     STATEMENT_BYTES_MAX,
     UNLISTED_MAX,
     StatementSet,
@@ -159,10 +160,14 @@ def test_statements_about_peers_without_receipts_are_bounded() -> None:
     assert found.take(about(0xFFFF), NOW) == CROWDED
     listed.add(PeerId((0xFFFF).to_bytes(32, "big")))
     assert found.take(about(0xFFFF), NOW) == ""
+    assert found.take(about(0xFFFE), NOW) == CROWDED
+    listed.add(PeerId((1).to_bytes(32, "big")))
+    assert found.take(about(0xFFFE), NOW + 1) == CROWDED, "counted anew once a minute"
+    assert found.take(about(0xFFFE), NOW + RECOUNT_MS) == ""
     assert found.take(encode(Bond(OWNER.peer, b"p" * 32, NOW + AHEAD_MS + 1)), NOW) == AHEAD
     for junk in (b"", b"\xc1", b"x" * (STATEMENT_BYTES_MAX + 1), encode(("z", 1))):
         assert found.take(junk, NOW)
-    assert len(found.names()) == UNLISTED_MAX + 1
+    assert len(found.names()) == UNLISTED_MAX + 2
     assert found.get([b"?" * 32, *found.names()[:2]]) == found.everything()[:2]
 
 
