@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from dugnad.averaging.buffers import AnchorState
 from dugnad.averaging.coverage import CreditRules
@@ -16,8 +20,10 @@ from dugnad.averaging.worker import FragmentRules, FragmentWorker
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.records import RecordError, decode, encode
 from dugnad.peer.anchors import AnchorFiles
+from dugnad.peer.init import initial_parameters
 from dugnad.peer.manifest import Manifest
 from dugnad.peer.store import Promise, Store
+from dugnad.peer.storethread import StoreThread
 from dugnad.peer.units import Contract, UnitPlan, Units
 
 MEMBER_VERSIONS: Final = 8
@@ -132,6 +138,32 @@ def make_fragment(
         return core, FragmentWorker.start(rules, who.me, core.head.digest, anchor)
     core.resume(restored.point, restored.digest)
     return core, FragmentWorker.start(rules, who.me, restored.digest, restored.anchor)
+
+
+async def make_fragments(
+    manifest: Manifest,
+    who: Who,
+    disk: StoreThread,
+    anchors: AnchorFiles,
+    note: Callable[[str, str], None],
+) -> list[tuple[Exchange, FragmentWorker]]:
+    """Core and vectors of each fragment; what the disk holds in vain is noted."""
+    table, found = manifest.table, []
+    theta = await asyncio.to_thread(initial_parameters, table, manifest.model, manifest.seed)
+    for p, (offset, size) in enumerate(zip(table.offsets, table.sizes, strict=True)):
+        part = np.ascontiguousarray(theta[offset : offset + size])
+
+        def make(
+            store: Store, p: int = p, part: Vector = part
+        ) -> tuple[tuple[Exchange, FragmentWorker], Sequence[str]]:
+            restored, notes = restore(store, anchors, who.run, p)
+            return make_fragment(manifest, who, p, part, store, restored), notes
+
+        made, notes = await disk.call(make)
+        for one in notes:
+            note("disk", one)
+        found.append(made)
+    return found
 
 
 def unfinished(core: Exchange, store: Store) -> Promise | None:

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import uvloop
 
 import dugnad.peer.clock as clock
@@ -37,9 +36,8 @@ from dugnad.peer.anchors import AnchorFiles
 from dugnad.peer.assembly import (
     Who,
     credit_rules,
-    make_fragment,
+    make_fragments,
     make_units,
-    restore,
     unfinished,
 )
 from dugnad.peer.averager import Averager
@@ -53,7 +51,6 @@ from dugnad.peer.errors import UserError
 from dugnad.peer.exchangeports import Ports
 from dugnad.peer.failures import as_user_error, no_seed_error, store_error, substrate_error
 from dugnad.peer.happenings import REMEMBER, Happenings
-from dugnad.peer.init import initial_parameters
 from dugnad.peer.journal import Journal
 from dugnad.peer.ledger import Ledger
 from dugnad.peer.links import Links
@@ -224,23 +221,7 @@ class Daemon:
         """Cores, vectors, units and credit."""
         manifest, table = self.manifest, self.manifest.table
         who = Who(self.identity.peer, self.run_id, self.boot, not self.settings.outbound_only)
-        theta = await asyncio.to_thread(initial_parameters, table, manifest.model, manifest.seed)
-        cores = []
-        for p in range(len(table.fragments)):
-            part = theta[table.offsets[p] : table.offsets[p] + table.sizes[p]]
-            restored, notes = await self.store.call(
-                lambda store, p=p: restore(store, self.anchor_files, self.run_id, p)  # type: ignore[misc]
-            )
-            for note in notes:
-                self.note("disk", note)
-            part = np.ascontiguousarray(part)
-            cores.append(
-                await self.store.call(
-                    lambda store, p=p, part=part, restored=restored: make_fragment(  # type: ignore[misc]
-                        manifest, who, p, part, store, restored
-                    )
-                )
-            )
+        cores = await make_fragments(manifest, who, self.store, self.anchor_files, self.note)
         self.units = make_units(manifest, self.run_id, self.identity.peer)
         self.ledger = Ledger(
             credit_rules(manifest, self.run_id),

@@ -40,7 +40,7 @@ class Report:
         traffic, messenger = daemon.swarm.traffic, daemon.swarm.messenger
         control_out = messenger.counts.sent_bytes if messenger is not None else 0
         control_in = messenger.counts.received_bytes if messenger is not None else 0
-        units, roster = daemon.units.status(clock.now()), daemon.swarm.roster
+        roster = daemon.swarm.roster
         links = daemon.links
         mine = links.newest
         return Status(
@@ -66,16 +66,7 @@ class Report:
             merges=vitals.merges,
             interval_s=vitals.interval_s,
             longest_gap_s=vitals.longest_gap_s,
-            units={
-                **{
-                    key: int(value)
-                    for key, value in msgspec.to_builtins(units).items()
-                    if isinstance(value, int)
-                },
-                "covered": daemon.ledger.fold.units_covered,
-                "lost": units.given_up,
-                "twice": daemon.ledger.board().twice,
-            },
+            units=self._units(),
             addresses=list(self._addresses(daemon.identity.peer)),
             link=self.link,
             residual_norm_share=vitals.residual_share(),
@@ -97,6 +88,16 @@ class Report:
             quota_used=daemon.steward.usage.within(QUOTA_DAYS, clock.wall_ms()),
             dashboard=daemon.page.address if daemon.page is not None else "",
         )
+
+    def _units(self) -> dict[str, int]:
+        daemon = self.daemon
+        units = daemon.units.status(clock.now())
+        rows = msgspec.to_builtins(units).items()
+        return {key: int(value) for key, value in rows if isinstance(value, int)} | {
+            "covered": daemon.ledger.fold.units_covered,
+            "lost": units.given_up,
+            "twice": daemon.ledger.board().twice,
+        }
 
     def state(self) -> tuple[str, str]:
         """One word, and why it is not training ('' when it is)."""
