@@ -130,7 +130,7 @@ class Joiner:
         lineage = self.view.lineage
         if self.view.stopped or lineage.final(head):
             return False
-        if len(lineage.unjoined(node, head)) <= lineage.rules.horizon:
+        if len(lineage.beyond(node, head)) <= lineage.rules.horizon:
             return False
         return lineage.fork_point(node, head) is not None
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dugnad.averaging.formats import JOIN_INPUTS_MAX, Input
+from dugnad.averaging.formats import JOIN_INPUTS_MAX, NO_DIGEST, Input
 from dugnad.averaging.join import ALPHA_MAX, AMENDED, Key, counts
 from dugnad.averaging.lineage import Lineage
 from dugnad.averaging.node import Node
@@ -40,13 +40,11 @@ class JoinPlan:
 def plan(lineage: Lineage, head: Node, other: Node) -> JoinPlan | None:
     """The join of ``other`` on ``head``; None where nothing is to be joined, or where the fork is
     too far back to be known."""
-    fork = lineage.fork_point(head, other)
     theirs = lineage.unjoined(other, head)
-    if fork is None or not theirs:
+    if lineage.fork_point(head, other) is None or not theirs:
         return None
-    ours = lineage.unjoined(head, other)
-    here, there = _entries(ours), _entries(theirs)
-    sides = _sides(ours, theirs, (*here.values(), *there.values()))
+    here, there = _entries(lineage.unjoined(head, other)), _entries(theirs)
+    sides = _sides(lineage, head, other, (*here.values(), *there.values()))
     listed = lineage.listings(head)
     amended: dict[Key, Input] = {}
     new: list[Input] = []
@@ -66,7 +64,7 @@ def plan(lineage: Lineage, head: Node, other: Node) -> JoinPlan | None:
     if not fitting:
         return None
     rows = sorted(fitting, key=lambda one: (one.contribution.peer, one.contribution.seq))
-    return JoinPlan(other.digest, _alpha(lineage, head, fork, theirs), tuple(rows), left_out)
+    return JoinPlan(other.digest, _alpha(lineage, head, other), tuple(rows), left_out)
 
 
 def _entries(nodes: Sequence[Node]) -> dict[Key, Input]:
@@ -79,13 +77,14 @@ def _entries(nodes: Sequence[Node]) -> dict[Key, Input]:
 
 
 def _sides(
-    ours: Sequence[Node], theirs: Sequence[Node], entries: Iterable[Input]
+    lineage: Lineage, head: Node, other: Node, entries: Iterable[Input]
 ) -> dict[bytes, Node]:
     """Maker -> the head of the side on which its newest contribution since the fork was made.
 
     Who has none on either side is left out: what of its work is listed was under way at the fork.
     """
-    heads = {node.digest: nodes[0] for nodes in (ours, theirs) for node in nodes}
+    heads = {node.digest: head for node in lineage.beyond(head, other)}
+    heads |= {node.digest: other for node in lineage.beyond(other, head)}
     newest: dict[bytes, tuple[int, Node]] = {}
     for one in entries:
         made = one.contribution
@@ -118,12 +117,27 @@ def _fitting(first: Sequence[Input], then: Sequence[Input]) -> list[Input]:
     return chosen
 
 
-def _alpha(lineage: Lineage, head: Node, fork: Node, theirs: Iterable[Node]) -> int:
+def _alpha(lineage: Lineage, head: Node, other: Node) -> int:
     """The share of the other side as float32 bits: its weight of that of both.
 
-    Weight is what decides between the heads, too: tokens of the members of the fork, capped by
-    their classes. So newcomers on either side move nothing by their claims.
+    Weight is what decides between heads, too: tokens of members of the forks, capped by their
+    classes. So newcomers on either side move nothing by their claims.
     """
-    ours, its = lineage.weight_since(head, fork), lineage.weight_of(theirs, fork)
-    share = its / (ours + its) if its else 0.0
+    ours, theirs = lineage.beyond(head, other), lineage.beyond(other, head)
+    apart = {node.digest for node in (*ours, *theirs)}
+    forks = (lineage.get(node.parent) for node in (*ours, *theirs) if node.parent not in apart)
+    voters = {row.peer for fork in forks if fork is not None for row in fork.members}
+    here, there = _weight(lineage, ours, voters), _weight(lineage, theirs, voters)
+    share = there / (here + there) if there else 0.0
     return bits_of(min(share, ALPHA_MAX))
+
+
+def _weight(lineage: Lineage, nodes: Iterable[Node], voters: set[bytes]) -> int:
+    """Tokens of voters in these commits; those of a join whose other side is known are there."""
+    total = 0
+    for node in nodes:
+        record = node.record
+        other = NO_DIGEST if record is None else record.header.other
+        if lineage.get(other) is None:
+            total += sum(n for peer, n in node.weights.items() if not voters or peer in voters)
+    return total

@@ -8,7 +8,6 @@ every peer recomputes and checks them (DESIGN.md rules 1, 3, 5, 8 and 10).
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -333,19 +332,15 @@ class Lineage:
         Where nobody was a member yet (version 0) everybody's tokens count, else no lineage could
         ever win the first fork.
         """
-        return self.weight_of(
-            itertools.takewhile(lambda one: one.version > fork.version, self.ancestors(node)), fork
-        )
-
-    def weight_of(self, nodes: Iterable[Node], fork: Node) -> int:
-        """Tokens that members of ``fork`` merged in these commits."""
         voters = {row.peer for row in fork.members}
-        return sum(
-            tokens
-            for node in nodes
-            for peer, tokens in node.weights.items()
-            if not voters or peer in voters
-        )
+        total = 0
+        for one in self.ancestors(node):
+            if one.version <= fork.version:
+                break
+            total += sum(
+                tokens for peer, tokens in one.weights.items() if not voters or peer in voters
+            )
+        return total
 
     def better(self, a: Node, b: Node) -> bool:
         """Whether head ``a`` is to be preferred to head ``b`` (rule 10)."""
@@ -439,6 +434,12 @@ class Lineage:
                 break
             found.append(one)
         return found
+
+    def beyond(self, node: Node, head: Node) -> list[Node]:
+        """All known commits that ``node``'s lineage lists and ``head``'s does not: its chain, and
+        what joins on it have taken in."""
+        digests = self.covered(node) - self.covered(head)
+        return [self.nodes[digest] for digest in sorted(digests)]
 
     def returned_share(self, head: Node, key: tuple[bytes, int], base: int) -> float:
         """Which share of a contribution made on version ``base`` goes back to its maker (rule 8).

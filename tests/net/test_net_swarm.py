@@ -8,15 +8,20 @@ test leaves it whole.
 from __future__ import annotations
 
 import socket
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 
 import pytest
 from _nethosts import Hosts, missing
 from _wan import Line
 
+from dugnad.averaging.formats import HEADER_BYTES_MAX, Header
+from dugnad.averaging.join import JOIN
 from dugnad.dht.ids import PeerId, peer_text
 from dugnad.dht.link import format_link, parse_link
+from dugnad.dht.records import decode
 
 from ..peer.processes import run_file  # noqa: TID252  the tests are no installed package
 from .netswarm import NetPeer, NetSwarm, clock_shift  # noqa: TID252  the same
@@ -33,6 +38,8 @@ LINES = {
 EVERYBODY = tuple(name for name in LINES if name != "late")
 NOBODY = PeerId(bytes(32))
 CLOCK_AHEAD_S = 30
+APART = 7
+"""Versions that two halves go on for alone: more than F = 4, so that a join is due."""
 
 
 @pytest.fixture(scope="module")
@@ -80,16 +87,23 @@ def test_a_clock_that_is_half_a_minute_ahead_is_measured_and_harms_nobody(swarm:
     assert _listed(ahead)
 
 
-def test_halves_that_were_parted_agree_after_they_meet_again(swarm: NetSwarm) -> None:
+def test_halves_that_were_parted_for_long_are_joined_when_they_meet_again(
+    swarm: NetSwarm,
+) -> None:
     halves = ("a", "inside"), ("b", "c")
     swarm.hosts.split(*halves)
     try:
-        top = max(swarm.peers[name].version() for name in EVERYBODY)
-        swarm.until_merged(EVERYBODY, top + 2, 40.0)
+        versions = [peer.status()["versions"] for peer in swarm.peers.values()]
+        top = [max(column) for column in zip(*versions, strict=True)]
+        for peer in swarm.peers.values():
+            swarm.wait_for(partial(_went_on, peer, top), 90.0, f"versions of {peer.name}")
         assert not swarm.agreed(EVERYBODY), "two halves that hear nothing go different ways"
     finally:
         swarm.hosts.split()
-    swarm.wait_for(partial(swarm.agreed, EVERYBODY), 40.0, "equal heads")
+    swarm.wait_for(partial(swarm.agreed, EVERYBODY), 60.0, "equal heads")
+    for peer in swarm.peers.values():
+        swarm.wait_for(partial(_joins, peer, min(top)), 20.0, f"a join at {peer.name}")
+        assert "no join came" not in peer.words()
 
 
 def test_a_killed_p2pd_comes_back_with_the_same_key_and_port_under_the_same_daemon(
@@ -172,3 +186,29 @@ def _listed(peer: NetPeer) -> bool:
 def _dial(address: str) -> None:
     """Nothing listens on the router; whatever came of it, nothing new gets through."""
     socket.create_connection((address, 4001), 2.0).close()
+
+
+def _went_on(peer: NetPeer, top: list[int]) -> bool:
+    status = peer.status()
+    return bool(status) and all(
+        now >= before + APART for now, before in zip(status["versions"], top, strict=True)
+    )
+
+
+def _joins(peer: NetPeer, above: int) -> bool:
+    """Whether each fragment's lineage has a join above a version."""
+    status = peer.status()
+    if not status:
+        return False
+    (state,) = peer.home.root.glob("runs/*/state.sqlite")
+    with closing(sqlite3.connect(f"file:{state}?mode=ro", uri=True)) as db:
+        rows = db.execute("SELECT digest, header FROM commits").fetchall()
+    headers = {digest: decode(header, Header, HEADER_BYTES_MAX) for digest, header in rows}
+    found = 0
+    for head in status["heads"]:
+        digest, kinds = bytes.fromhex(head), list[str]()
+        while digest in headers and headers[digest].version > above:
+            kinds.append(headers[digest].kind)
+            digest = headers[digest].parent
+        found += JOIN in kinds
+    return found == len(status["heads"])

@@ -14,6 +14,7 @@ import pytest
 
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
+from dugnad.averaging.join import JOIN
 from dugnad.averaging.lineage import CLOCK_AHEAD_MS
 from dugnad.averaging.worker import FragmentWorker, WorkError
 from dugnad.dht.ids import PeerId
@@ -152,6 +153,19 @@ def test_s4_a_version_seen_before_the_one_that_lists_me_gives_nothing_back(seed:
     assert np.abs(core(world, behind).given_up).max() == 0.0
 
 
+def until(world: Bent, what: Callable[[], bool], seconds: float) -> None:
+    """Let the clock run, a little at a time, until something is so."""
+    end = world.now + seconds
+    while not what():
+        assert world.now < end
+        world.run(world.now + 0.01)
+
+
+def joins(world: Bent) -> list[bytes]:
+    """The joins that were made so far."""
+    return [digest for digest, one in world.checks.commits.items() if one.header.kind == JOIN]
+
+
 @SEEDS
 def test_s5_a_short_partition_settles_by_residuals_alone(seed: int) -> None:
     world = swarm(seed)
@@ -175,6 +189,29 @@ def test_s6_a_long_partition_ends_in_one_lineage_that_lists_the_work_of_both(see
     listed = world.checks.listed[world.heads().pop()]
     for digest in apart.values():
         assert {key for key, clip in world.checks.listed[digest].items() if clip} <= set(listed)
+
+
+@pytest.mark.parametrize("seed", [3, 5])  # some others keep the first join
+def test_a_join_that_loses_to_a_sibling_is_made_again(seed: int) -> None:
+    # who was alone for long is no member any more, so that its work in a join outweighs nothing
+    world = swarm(seed)
+    alone = peer_of(3)
+    world.split({alone}, {peer_of(n) for n in range(3)})
+    world.run(world.now + 44.0)
+    world.heal()
+    until(world, lambda: joins(world) != [], 5.0)
+    (first,) = joins(world)
+    until(world, lambda: core(world, alone).core.head.digest == first, 5.0)
+    home = PeerId(world.checks.commits[first].header.home)
+    world.split({alone, home}, {peer_of(n) for n in range(3)} - {home})
+    world.run(world.now + 12.0)
+    assert len(world.heads()) >= 2
+    world.heal()
+    assert goes_on(world, 30.0)
+    assert core(world, alone).given_up.max() == 0.0
+    listed = world.checks.listed[world.heads().pop()]
+    made = [seq for peer, _, seq in world.checks.vectors if peer == alone]
+    assert sum((alone, seq) in listed for seq in made) >= len(made) - 3  # the rest is under way
 
 
 @SEEDS
