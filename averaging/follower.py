@@ -272,6 +272,7 @@ class Follower:
         if self.getting == digest:
             self.getting = None
         self.failed.pop(digest, None)
+        self._drop_states(below=False)
         self.dirty = True
 
     def obtain_failed(self, event: ObtainFailed) -> None:
@@ -410,7 +411,7 @@ class Follower:
         view.out.append(
             Adopt(node.digest, node.version, tuple(undone), tuple(applied[::-1]), fork is None)
         )
-        self._drop_states()
+        self._drop_states(below=True)
         self._forget(view.lineage.prune(node, view.held))
 
     def _learn_delay(self, node: Node, first: PeerId | None) -> None:
@@ -427,14 +428,21 @@ class Follower:
         view.seen_at = seen
         view.due_at = seen + view.interval_s
 
-    def _drop_states(self) -> None:
+    def _drop_states(self, *, below: bool) -> None:
+        """Let go of anchors that are joined or lie deep below others that are held (a side that
+        waits follows another lineage without standing on it), and of all ``below`` the head."""
         view = self.view
         keep = {node.digest for node in list(view.lineage.ancestors(view.head))[:STATES_KEPT]}
         keep |= {view.head.digest, view.joining or b""}
         joined = view.lineage.covered(view.head)
-        for digest in sorted(view.held - keep):
-            node = view.lineage.get(digest)
-            if digest in joined or node is None or node.version < view.head.version:
+        nodes = {digest: view.lineage.get(digest) for digest in sorted(view.held)}
+        inner = {node.parent for node in nodes.values() if node is not None}
+        deep = {n.parent for digest, n in nodes.items() if n is not None and digest in inner}
+        for digest, node in nodes.items():
+            if digest in keep:
+                continue
+            old = node is None or node.version < view.head.version
+            if (below and old) or digest in joined or digest in deep:
                 view.held.discard(digest)
                 view.out.append(DropState(digest))
 

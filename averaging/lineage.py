@@ -264,6 +264,8 @@ class Lineage:
         header, run = point.commit.header, self.rules.run
         if header.run != run or header.fragment != self.rules.fragment:
             return "it belongs to another run or fragment"
+        if fault := header_fault(header, ()):
+            return fault
         if header.members_root != members_root(run, point.members):
             return "its member table does not match the header"
         if header.seqs_root != seqs_root(run, point.seqs):

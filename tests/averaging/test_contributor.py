@@ -8,13 +8,16 @@ from dugnad.averaging.contributor import IN_FLIGHT_MAX, RESEND_S
 
 from .exchange_makers import (  # noqa: TID252  a helper of these tests
     INTERVAL_S,
+    RULES,
     A,
     B,
     C,
     D,
     Peer,
+    ack,
     commit,
     contribution,
+    grow,
     listing,
     named,
     only,
@@ -151,6 +154,41 @@ def test_numbers_go_on_above_what_the_lineage_lists(peer: Peer) -> None:
     peer.hear(record, A)
     (asked,) = only(peer.wait(INTERVAL_S + 0.1), ev.HandIn)
     assert asked.seq > 50
+
+
+def test_what_came_back_late_is_kept_as_long_as_a_switch_may_say_otherwise(peer: Peer) -> None:
+    peer.wait(INTERVAL_S)
+    made = peer.hand_in()
+    for _ in range(RULES.staleness):
+        peer.advance([A, B], A)
+    assert peer.core.contributor.own[made.seq].share == 1.0
+    back_at = peer.core.head.version
+    while peer.core.head.version < back_at + RULES.horizon:
+        peer.advance([A, B], A)
+        assert made.seq in peer.core.contributor.own
+    peer.advance([A, B], A)
+    assert made.seq not in peer.core.contributor.own
+
+
+def test_a_switch_that_returns_an_old_contribution_keeps_it_f_versions_longer() -> None:
+    peer = Peer(D, [A, B, C])
+    for _ in range(2):
+        peer.advance([A, B, C, D], A)
+    lineage, fork = peer.core.view.lineage, peer.core.head
+    peer.wait(INTERVAL_S)
+    made = peer.hand_in()
+    inputs = [listing(made)]
+    record = commit(lineage, fork, inputs, A, time_ms=peer.core.view.wall_ms)
+    peer.hear(record, A)
+    other = fork
+    for _ in range(RULES.horizon + RULES.staleness + 3):
+        other = grow(lineage, other, [A, B, C], A)
+    assert other.version > made.base + RULES.staleness + RULES.horizon
+    assert other.record is not None
+    actions = peer.tell(ev.Obtained(other.digest)) + peer.tell(ev.AckIn(ack(B, other.record)))
+    assert [(one.seq, one.share) for one in only(actions, ev.Settle)] == [(made.seq, 1.0)]
+    assert not only(actions, ev.Forget)
+    assert peer.core.contributor.own[made.seq].settled_at == other.version
 
 
 def test_without_a_learner_nothing_is_handed_in() -> None:
