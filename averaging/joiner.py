@@ -12,7 +12,7 @@ from typing import Final
 
 from dugnad.averaging.events import HeadIn, Join, Obtain, ObtainFailed
 from dugnad.averaging.formats import DIGEST_BYTES
-from dugnad.averaging.joinplan import plan
+from dugnad.averaging.joinplan import JoinPlan, plan
 from dugnad.averaging.node import Node
 from dugnad.averaging.view import View
 from dugnad.averaging.witness import lone, witnessed
@@ -25,6 +25,8 @@ WAIT_INTERVALS: Final = 6.0
 """A side waits so many intervals to be joined: in each, another home may try."""
 WAIT_MIN_S: Final = 20.0
 """And at least so long: whole anchors have to travel first."""
+PLANS_KEPT: Final = 16
+"""Joins worked out and remembered: a few sides and the last heads of each."""
 RETRY_S: Final = 1.0
 """Anchors that nobody served are asked for again after this."""
 
@@ -44,6 +46,7 @@ class Joiner:
         self.retry_at = 0.0
         self._head = view.head.digest
         self._waited = False
+        self._plans: dict[tuple[bytes, bytes], JoinPlan | None] = {}
 
     # -- what is heard -------------------------------------------------------------------------
 
@@ -126,13 +129,24 @@ class Joiner:
 
     def _far(self, node: Node, head: Node) -> bool:
         """Whether more than F versions up to ``node`` are not listed by ``head``'s lineage and can
-        be: the fork is known, and something may follow on ``head``."""
+        be: the fork is known, and something may follow on ``head`` that lists them."""
         lineage = self.view.lineage
         if self.view.stopped or lineage.final(head):
             return False
         if len(lineage.beyond(node, head)) <= lineage.rules.horizon:
             return False
-        return lineage.fork_point(node, head) is not None
+        return self._plan(head, node) is not None
+
+    def _plan(self, head: Node, other: Node) -> JoinPlan | None:
+        """The join of ``other`` on ``head``; asked for at every event while the two are apart."""
+        lineage, key = self.view.lineage, (head.digest, other.digest)
+        if lineage.fork_point(head, other) is None:
+            return None  # not known yet, or not any more
+        if key not in self._plans:
+            while len(self._plans) >= PLANS_KEPT:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[key] = plan(lineage, head, other)
+        return self._plans[key]
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -159,7 +173,7 @@ class Joiner:
             return None
         if view.now < self._open_at():
             return None
-        made = plan(view.lineage, view.head, target)
+        made = self._plan(view.head, target)
         if made is None:
             return None
         if made.left_out:
