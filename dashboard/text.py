@@ -109,12 +109,12 @@ def moment(at_ms: int) -> datetime:
 
 def iso(at_ms: int) -> str:
     """`at_ms` as a `datetime` attribute: 2026-11-30T02:42:19Z."""
-    return moment(at_ms).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"{moment(at_ms).isoformat(timespec='seconds')[:19]}Z"
 
 
 def clock_text(at_ms: int) -> str:
     """`at_ms` for people: 2026-11-30 02:42:19 UTC."""
-    return moment(at_ms).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"{moment(at_ms).isoformat(' ', 'seconds')[:19]} UTC"
 
 
 def fingerprint(peer: str) -> str:

@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,27 @@ def snapshot(address: str) -> Any:  # Any: JSON
     return json.loads(get(address, "api/v1/snapshot"))
 
 
+def loss_times(address: str) -> list[str]:
+    """When the losses on the chart were measured, oldest first."""
+    rows = get(address, "api/chart/loss.csv").decode().splitlines()[1:]
+    return sorted(row.split(",")[1] for row in rows)
+
+
+def kept_rows(peer: Peer) -> bool:
+    """Whether its page's history is on the disk, losses and all."""
+    (path,) = peer.home.glob("runs/*/state.sqlite")
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
+        named = store.execute("SELECT 1 FROM sqlite_master WHERE name = 'page_rollups'").fetchone()
+        kept = (
+            named
+            and store.execute(
+                "SELECT 1 FROM page_rollups r, page_totals t"
+                " WHERE r.series = 'train' AND t.name = 'tokens' AND t.amount > 0"
+            ).fetchone()
+        )
+    return bool(kept)
+
+
 def stream(address: str) -> socket.socket:
     """An event stream that is open and read no further."""
     host, port = address.removeprefix("http://").rstrip("/").split(":")
@@ -123,20 +146,23 @@ def test_a_daemon_serves_the_page_and_leaves_nothing_behind(
 
     os.kill(second.process.pid, signal.SIGKILL)
     wait_for(lambda: snapshot(address)["live"] == 1, 20.0, "the loss on the page")
-    tokens = snapshot(address)["tokens"]
+    wait_for(lambda: kept_rows(first), 30.0, "the history on the disk")
+    tokens, measured = snapshot(address)["tokens"], loss_times(address)
     family = psutil.Process(first.process.pid).children(recursive=True)
-    with stream(address):
-        began = time.monotonic()
-        first.process.send_signal(signal.SIGTERM)
-        assert first.process.wait(30) == 0, first.log.read_text(errors="replace")
-        assert time.monotonic() - began < 8.0
-    assert not [one for one in family if one.is_running()]
-    assert "Traceback" not in first.log.read_text(errors="replace")
+    first.process.kill()
+    first.process.wait()
 
     first.log.unlink()
     again = Peer(tmp_path / "one", "start", str(path), "--dashboard", "127.0.0.1:0")
     peers.append(again)
     address = wait_for(lambda: again.line("page: "), 40.0, "the page of the next process")
-    assert snapshot(address)["tokens"] >= tokens, "the history is the same"
-    again.process.send_signal(signal.SIGTERM)
-    again.process.wait(30)
+    assert 0 < snapshot(address)["tokens"] <= tokens
+    assert loss_times(address)[0] <= measured[-1], "the curve goes on where it was"
+    family += psutil.Process(again.process.pid).children(recursive=True)
+    with stream(address):
+        began = time.monotonic()
+        again.process.send_signal(signal.SIGTERM)
+        assert again.process.wait(30) == 0, again.log.read_text(errors="replace")
+        assert time.monotonic() - began < 8.0
+    assert not [one for one in family if one.is_running()]
+    assert "Traceback" not in again.log.read_text(errors="replace")
