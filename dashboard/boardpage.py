@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote
 
 from dugnad.averaging.board import Board, BoardRow, board_json
 from dugnad.dashboard.history import active_ms
@@ -228,6 +229,7 @@ def _table(view: View, query: TableQuery, rows: list[Placed], me: Placed | None)
 
 def _row(view: View, one: Placed, mine: bool) -> Markup:
     row = one.row
+    receipts = f"{view.base}/peer/{quote(row.peer, safe='')}#receipts"
     return el(
         "tr",
         el("td", row.rank, cls="num"),
@@ -239,12 +241,12 @@ def _row(view: View, one: Placed, mine: bool) -> Markup:
             " ← here" if mine else None,
             scope="row",
         ),
-        number_cell(row.recent, amount(row.recent)),
-        number_cell(one.tokens, amount(one.tokens)),
+        number_cell(row.recent, amount(row.recent), receipts),
+        number_cell(one.tokens, amount(one.tokens), receipts),
         cell(percent(row.share), number=True),
-        number_cell(row.provisional, amount(row.provisional)),
+        number_cell(row.provisional, amount(row.provisional), receipts),
         cell("—"),
-        number_cell(row.units, exact(row.units)),
+        number_cell(row.units, exact(row.units), receipts),
         cell(span(one.active_s) if one.active_s else "—", number=True),
         cell(when(row.first_ms, view.now_ms)),
         cell(when(row.last_ms, view.now_ms), number=True),

@@ -191,7 +191,12 @@ def _charts(view: View, peer: str) -> Markup:
 
 def _receipts(view: View, receipts: Sequence[Receipt]) -> Markup:
     if not receipts:
-        return el("section", el("h2", "Receipts"), el("p", "No receipt of this peer is here yet."))
+        return el(
+            "section",
+            el("h2", "Receipts"),
+            el("p", "No receipt of this peer is here yet."),
+            id="receipts",
+        )
     heads = [
         head("Time"),
         head("Fragment", number=True),
@@ -216,6 +221,7 @@ def _receipts(view: View, receipts: Sequence[Receipt]) -> Markup:
             " only, so most of the tokens of a receipt are credited in others.",
         ),
         table("Receipts of this peer", heads, body),
+        id="receipts",
     )
 
 

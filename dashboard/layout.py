@@ -217,9 +217,12 @@ def cell(content: object, *, number: bool = False, title: str = "") -> Markup:
     return el("td", content, cls="num" if number else None, title=title or None)
 
 
-def number_cell(value: int, text: str) -> Markup:
-    """A number for people, exact in its tooltip, and `data-v` for the script to sort by."""
-    return el("td", text, cls="num", title=exact(value), data_v=value)
+def number_cell(value: int, text: str, href: str = "") -> Markup:
+    """A number for people, exact in its tooltip and, for programs, in `data-v`. `href` is what
+    stands behind it; the keys pass it by, since the name of the row leads there, too.
+    """
+    shown = el("a", text, href=href, tabindex="-1") if href else text
+    return el("td", shown, cls="num", title=exact(value), data_v=value)
 
 
 def pager(query: TableQuery, path: str, rows: int) -> Markup:

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from dugnad.dashboard import events as ev
+from dugnad.dashboard import live
 from dugnad.dashboard.feed import RunFeed
 from dugnad.dashboard.live import RING_MAX
 
@@ -216,7 +217,7 @@ async def test_pages_work_without_a_script(browser: Any) -> None:
         await one.page.locator("[name=me]").fill("calm-birch")
         await one.page.get_by_role("button", name="Show").click()
         await one.page.locator("tr.me").wait_for()
-        await one.page.locator("tr.me a").click()
+        await one.page.locator("tr.me th a").click()
         assert await one.text("h1") == "calm-birch"
 
 
@@ -235,15 +236,18 @@ async def test_news_comes_by_itself_and_moves_only_for_those_who_like_it(browser
             await one.page.get_by_text("7.89 k/s").wait_for(timeout=SOON_MS)
         moving = [await one.page.locator(".fresh").count() for one in (calm, lively)]
         assert moving == [0, 1]
-        live = feed.state().live
+        here = feed.state().live
         feed.publish(ev.PeerSeen(at_ms=now_ms(), row=row(ids(9)[8], "late-lark")))
         for one in (calm, lively):
             await one.page.locator(".log", has_text="late-lark").wait_for(timeout=SOON_MS)
-            assert await one.text("[data-live=live]") == str(live + 1)
+            assert await one.text("[data-live=live]") == str(here + 1)
             assert await one.page.evaluate("window.stayed")
 
 
-async def test_a_page_says_since_when_it_is_stale_and_recovers_by_itself(browser: Any) -> None:
+async def test_a_page_says_since_when_it_is_stale_and_recovers_by_itself(
+    browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "RETRY_MS", 300)  # a reader has more patience than a test
     feed = fed()
     async with serving(feed) as server:
         port = server.port

@@ -225,6 +225,16 @@ def test_the_board_says_what_it_rests_on_and_leaves_verified_empty() -> None:
     assert "54.5 %" in page.text
 
 
+def test_numbers_of_the_board_open_into_the_receipts_behind_them() -> None:
+    known = view()
+    leader = ids(1)[0]
+    board = checked(leaderboard_page(known, board_query({}), ""))
+    behind = [one for one in board.of("a") if one["href"] == f"/peer/{leader}#receipts"]
+    assert len(behind) == 4
+    opened = checked(contributor_page(known, leader, ()))
+    assert [one["id"] for one in opened.of("section") if "id" in one] == ["receipts"]
+
+
 def test_find_me_shows_the_rows_around() -> None:
     many = view(ev.BoardComputed(at_ms=NOW_MS, board=board(keys(200))))
     wanted = many.state.board.rows[100].peer if many.state.board is not None else ""
