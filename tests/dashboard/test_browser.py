@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -28,8 +29,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 FRIENDLY = ("kind-otter", "calm-birch", "kind-otter", "bold-heron", "deep-fjord", "mild-rowan")
 PATHS = ("", "peers", "leaderboard", "peer/{}", "events")
-SOON_MS = 6000
-"""A page is asked for anew 1.6 to 2.4 s after news, at most a second late, and drawn."""
+SOON_MS = 20_000
+"""A page is asked for anew 1 to 3 s after news and drawn; a busy machine may take its time."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -191,8 +192,8 @@ async def test_tables_sort_and_filter_in_place_and_a_search_keeps_the_order(brow
         await async_api.expect(one.page.locator("tbody tr")).to_have_count(1)
         assert await one.page.evaluate("window.stayed")
         await one.page.keyboard.press("Enter")
-        await one.page.wait_for_url("**sort=name&dir=up**")
-        assert await one.page.locator("tbody tr").count() == 1
+        await one.page.wait_for_url("**sort=name&dir=up&show=all**")
+        await async_api.expect(one.page.locator("tbody tr")).to_have_count(1)
 
 
 async def test_pages_work_without_a_script(browser: Any) -> None:
@@ -212,7 +213,7 @@ async def test_pages_work_without_a_script(browser: Any) -> None:
         await one.page.locator("[name=q]").fill("calm")
         await one.page.keyboard.press("Enter")
         await one.page.wait_for_url("**q=calm**")
-        assert await one.page.locator("tbody tr").count() == 1
+        await async_api.expect(one.page.locator("tbody tr")).to_have_count(1)
         await one.page.get_by_role("link", name="Leaderboard").click()
         await one.page.locator("[name=me]").fill("calm-birch")
         await one.page.get_by_role("button", name="Show").click()
@@ -234,8 +235,8 @@ async def test_news_comes_by_itself_and_moves_only_for_those_who_like_it(browser
         feed.publish(ev.Throughput(at_ms=now_ms(), tokens_per_s=7890.0))
         for one in (calm, lively):
             await one.page.get_by_text("7.89 k/s").wait_for(timeout=SOON_MS)
-        moving = [await one.page.locator(".fresh").count() for one in (calm, lively)]
-        assert moving == [0, 1]
+        await async_api.expect(lively.page.locator(".fresh")).to_have_count(1)
+        assert await calm.page.locator(".fresh").count() == 0
         here = feed.state().live
         feed.publish(ev.PeerSeen(at_ms=now_ms(), row=row(ids(9)[8], "late-lark")))
         for one in (calm, lively):
@@ -253,17 +254,22 @@ async def test_a_page_says_since_when_it_is_stale_and_recovers_by_itself(
         port = server.port
         async with tab(browser, server.address) as one:
             await one.open()
-            before = time.strftime("%H:%M", time.gmtime())
+            closed_s = now_ms() // 1000
             await server.close()
             await one.page.get_by_text("Connection lost: stale since").wait_for(timeout=SOON_MS)
-            words = await one.text("#stale")
-            assert before[:2] in words
-            assert "UTC. Trying again by itself." in words
+            said = re.fullmatch(
+                r"Connection lost: stale since (\d\d):(\d\d):(\d\d) UTC\. Trying again by itself\.",
+                await one.text("#stale"),
+            )
+            assert said is not None
+            hours, minutes, seconds = map(int, said.groups())
+            ago_s = (closed_s - 3600 * hours - 60 * minutes - seconds) % 86_400
+            assert ago_s <= 60 or ago_s >= 86_395, "about when it was closed"
             assert (await one.page.evaluate(CONTRAST))[1] == []
             again = fed()
             again.publish(ev.Happened(at_ms=now_ms(), kind="sync", text="back again"))
             async with serving(again, port):
-                await one.page.get_by_text("back again").wait_for(timeout=12_000)
+                await one.page.get_by_text("back again").wait_for(timeout=SOON_MS)
                 assert not await one.page.locator("#stale").is_visible()
             one.faults[:] = [f for f in one.faults if "ERR_CON" not in f and "INCOMPLETE" not in f]
 
