@@ -114,7 +114,7 @@ def training_loss(folder: Path, readers: int, pairs: int, seconds: float) -> dic
             crowd.kill()
             crowd.communicate()
         peer.end()
-    return _figures(alone, listened) | {"load_readers": readers, "load_connections": shown}
+    return loss_figures(alone, listened) | {"load_readers": readers, "load_connections": shown}
 
 
 def _trains(peer: ChurnPeer) -> str:
@@ -145,7 +145,7 @@ def _phases(watched: Watched, pairs: int, seconds: float) -> tuple[list[Phase], 
     return alone, listened
 
 
-def _figures(alone: list[Phase], listened: list[Phase]) -> dict[str, float]:
+def loss_figures(alone: list[Phase], listened: list[Phase]) -> dict[str, float]:
     """Losses of pairs as medians with their 95 % interval; CPU shares as medians."""
     both = list(zip(alone, listened, strict=True))
     wall, low, high = interval([1 - b.speed / a.speed for a, b in both])

@@ -15,6 +15,7 @@ from dugnad.dashboard.axes import fitted, log_ticks, number_ticks, time_ticks
 from dugnad.dashboard.charts import (
     NARROW,
     POINTS_MAX,
+    Axis,
     Bars,
     Curve,
     Plot,
@@ -155,6 +156,28 @@ def test_values_that_cannot_be_drawn_are_left_out() -> None:
 def test_a_single_value_is_a_dot() -> None:
     drawn = plot_svg(Plot("p", "t", "d", "y", (Curve("c", ((5.0, 2.0),)),)))
     assert "<circle" in drawn
+
+
+@pytest.mark.parametrize(
+    ("axis", "x", "said"), [("tokens", 5000.0, "5.00 k"), ("time", float(NOW_MS), "03:00:00")]
+)
+def test_a_single_value_has_the_one_place_where_it_is_under_it(
+    axis: Axis, x: float, said: str
+) -> None:
+    plot = Plot("p", "P", "d", "u", (Curve("only", ((x, 2.5),)),), axis=axis)
+    drawing = ET.fromstring(plot_svg(plot, NARROW))
+    below = [one.text for one in drawing.iter(f"{SVG}text") if one.get("text-anchor") == "middle"]
+    assert below == [said]
+
+
+def test_a_narrow_drawing_has_two_places_at_least() -> None:
+    drawing = ET.fromstring(plot_svg(loss(), NARROW))
+    below = [one.text for one in drawing.iter(f"{SVG}text") if one.get("text-anchor") == "middle"]
+    assert len(below) >= 2
+
+
+def test_bars_without_a_bar_say_so() -> None:
+    assert "nothing merged yet" in bars_svg(Bars("b", "B", "d", "tokens", (), ()))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (1.97, 2.03), (0, 6e9), (-3, 4), (1e-6, 2e-6)])

@@ -27,7 +27,7 @@ from dugnad.peer.errors import UserError
 from dugnad.peer.learner.process import LearnerGone
 from dugnad.peer.manifest import Manifest
 from dugnad.peer.pagehistory import OLD_KEY
-from dugnad.peer.pageviews import without_addresses
+from dugnad.peer.pageviews import why_gone, without_addresses
 from dugnad.peer.publicpage import (
     NUMBERS_S,
     PEERS_S,
@@ -324,6 +324,18 @@ async def test_what_goes_wrong_in_the_page_stays_there(peer: Peer) -> None:
 )
 def test_addresses_are_left_out(text: str, said: str | None) -> None:
     assert without_addresses(text) == (text if said is None else said)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("stream ended: qLxi5y ended the stream, 4 B short", "its connection ended"),
+        ("silent for 3.1 s", "silent for 3.1 s"),
+        ("not reached: /ip4/203.0.113.7/tcp/4001: refused", "not reached: (address) refused"),
+    ],
+)
+def test_why_a_peer_is_gone_is_said_in_plain_words(reason: str, said: str) -> None:
+    assert why_gone(reason) == said
 
 
 @pytest.mark.slow
