@@ -90,8 +90,10 @@ async def launched() -> AsyncIterator[Any]:  # Any: playwright may be missing wh
 
 
 @asynccontextmanager
-async def serving(feed: RunFeed, port: int = 0) -> AsyncIterator[DashboardServer]:
-    """The pages of `feed`."""
+async def serving(
+    feed: RunFeed | dict[str, RunFeed], port: int = 0
+) -> AsyncIterator[DashboardServer]:
+    """The pages of a feed, or of several."""
     server = DashboardServer(feed, "127.0.0.1", port)
     await server.start()
     try:

@@ -81,6 +81,20 @@ async def test_pages_are_legible_fit_the_screen_and_load_nothing_from_elsewhere(
         assert shown == ("rgb(247, 248, 248)" if scheme == "light" else "rgb(15, 20, 23)")
 
 
+async def test_of_several_runs_each_is_legible_and_live(browser: Any) -> None:
+    feeds = {"one": fed(), "two": fed(HOSTILE)}
+    options = {"viewport": {"width": 360, "height": 800}}
+    async with serving(feeds) as server, tab(browser, server.address, **options) as one:
+        await one.open()
+        assert (await one.page.evaluate(CONTRAST))[1] == []
+        assert await one.page.evaluate("document.documentElement.scrollWidth") <= 360
+        await one.page.locator("a[href='/run/one/']").first.click()
+        assert await one.text("h1") == "Fjord stories"
+        await one.page.locator("[data-live=speed]").wait_for()
+        feeds["one"].publish(ev.Throughput(at_ms=now_ms(), tokens_per_s=4560.0))
+        await one.page.get_by_text("4.56 k/s").wait_for(timeout=SOON_MS)
+
+
 async def test_everything_can_be_done_with_keys(browser: Any) -> None:
     async with serving(fed()) as server, tab(browser, server.address) as one:
         keys = one.page.keyboard
