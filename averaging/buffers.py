@@ -157,17 +157,25 @@ class FragmentBuffers:
         self.residual: Vector = np.zeros(anchor.theta.size, np.float32)
         self.retained: dict[int, Retained] = {}
         self.last_seq = -1
+        self.made = 0
+        """Hand-ins so far, those that were taken back included."""
         self.dropped_norm = 0.0
         """Sum of the norms of all that the residual's bound dropped: progress that is gone."""
         self._recent: deque[float] = deque(maxlen=RECENT_HAND_INS)
+        self._begun_norm = 0.0
 
     @property
     def size(self) -> int:
         """Number of parameters."""
         return self.residual.size
 
-    def hand_in(self, seq: int, learner_theta: Vector, codec: Codec) -> HandIn:
+    def hand_in(
+        self, seq: int, learner_theta: Vector, codec: Codec, *, final: bool = True
+    ) -> HandIn:
         """Move the learner's new progress into contribution ``seq`` and the residual.
+
+        One that is not ``final`` is to be taken back (:meth:`take_back`) and made again with what
+        was learned until then; the residual is not bounded meanwhile.
 
         Raises :class:`BuffersError` for a seq that does not rise, too many retained contributions,
         another size, or parameters that are not finite.
@@ -179,10 +187,15 @@ class FragmentBuffers:
         np.copyto(room, learner_theta)
         self.ref = room
         self.last_seq = seq
+        self.made += 1
         self.retained[seq] = Retained(payload, codec.name)
-        if progress_norm > 0.0:
-            self._recent.append(progress_norm)
-        residual_norm, dropped = self._bound_residual(math.sqrt(squares))
+        self._begun_norm += progress_norm
+        residual_norm, dropped = math.sqrt(squares), 0.0
+        if final:
+            if self._begun_norm > 0.0:
+                self._recent.append(self._begun_norm)
+            self._begun_norm = 0.0
+            residual_norm, dropped = self._bound_residual(residual_norm)
         return HandIn(
             seq,
             payload,
@@ -208,6 +221,14 @@ class FragmentBuffers:
             codec = CODECS[kept.codec]
             _add_decoded(self.residual, kept.payload, codec, fraction - kept.returned)
             kept.returned = fraction
+
+    def take_back(self, seq: int) -> None:
+        """Undo the newest hand-in: what it sent is in the residual again, and its number free."""
+        if seq != self.last_seq or seq not in self.retained:
+            raise BuffersError(f"contribution {seq} is not the newest one")
+        self.settle(seq, 1.0)
+        del self.retained[seq]
+        self.last_seq = seq - 1
 
     def forget(self, seq: int) -> None:
         """Let go of a contribution whose settlement is final; unknown ones are none."""

@@ -69,6 +69,11 @@ class Contributor:
         if self.view.leaving:
             self.final_made = True
 
+    def adopt(self, own: Own) -> None:
+        """Take on a contribution of mine that :class:`HandIn` did not ask for."""
+        self.own[own.contribution.seq] = own
+        self.revision += 1
+
     def send_done(self, seq: int, to: PeerId, refusal: str) -> None:
         """The receiver answered."""
         own = self.own.get(seq)
@@ -103,8 +108,11 @@ class Contributor:
                 view.out.append(Settle(seq, share))
             since = max(c.base + rules.staleness, own.settled_at)
             if view.head.version > since + rules.horizon:
-                if share == 0.0 and view.lineage.listing(view.head, (c.peer, seq)) is None:
+                listed = view.lineage.listing(view.head, (c.peer, seq))
+                if share == 0.0 and listed is None:
                     view.note("given up", f"contribution {seq}: nobody knows whether it is listed")
+                elif listed is not None and listed.contribution.payload_root != c.payload_root:
+                    view.note("given up", f"contribution {seq}: an older draft of it was listed")
                 del self.own[seq]
                 view.out.append(Forget(seq))
 

@@ -126,14 +126,20 @@ class FragmentWorker:
     # -- own contributions ---------------------------------------------------------------------
 
     def hand_in(
-        self, action: HandIn, theta: Vector, progress: Progress, codec: str = ""
+        self,
+        action: HandIn,
+        theta: Vector,
+        progress: Progress,
+        codec: str = "",
+        final: bool = True,
     ) -> Contribution:
         """Make contribution ``action.seq`` of the learner's parameters; it is not signed yet.
 
-        ``codec`` is what its link carries; '' means the run's usual one.
+        ``codec`` is what its link carries; '' means the run's usual one. One that is not ``final``
+        is a draft, to be taken back and made again.
         """
         codec = self.last_codec or codec or self.rules.hand_in_codec
-        made = self.buffers.hand_in(action.seq, theta, CODECS[codec])
+        made = self.buffers.hand_in(action.seq, theta, CODECS[codec], final=final)
         contribution = Contribution(
             peer=self.me,
             fragment=self.rules.fragment,
@@ -157,6 +163,11 @@ class FragmentWorker:
         key = (self.me, contribution.seq)
         kept = self.inbox[key]
         self.inbox[key] = Kept(contribution, kept.pieces, kept.payload)
+
+    def take_back(self, seq: int) -> None:
+        """Undo the newest hand-in, a draft: its number can be used again."""
+        self.buffers.take_back(seq)
+        self.inbox.pop((self.me, seq), None)
 
     def settle(self, seq: int, share: float) -> None:
         """See to it that ``share`` of own contribution ``seq`` is back in the residual."""

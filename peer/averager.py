@@ -16,13 +16,14 @@ from typing import Final, TypeVar
 
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
-from dugnad.averaging.buffers import AnchorState, BuffersError
+from dugnad.averaging.buffers import AnchorState
 from dugnad.averaging.exchange import Exchange
-from dugnad.averaging.worker import Commit, FragmentWorker, WorkError
+from dugnad.averaging.worker import Commit, FragmentWorker, Kept, WorkError
 from dugnad.dht.ids import PeerId
 from dugnad.dht.ports import TransportError
 from dugnad.dht.records import encode
 from dugnad.peer.exchangeports import LearnerAway, Ports
+from dugnad.peer.handin import Draft, HandIns
 from dugnad.peer.pull import PullError
 from dugnad.peer.store import Promise, StoreError
 
@@ -56,6 +57,7 @@ class FragmentShell:
     learner_lane: Lane
     merge_lane: Lane
     timer: asyncio.TimerHandle | None = None
+    draft: Draft | None = None
 
 
 class Averager:
@@ -70,6 +72,7 @@ class Averager:
         self._live: dict[PeerId, None] = {}
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="numbers")
         self._tasks: set[asyncio.Task[None]] = set()
+        self._hand_ins = HandIns(ports, self._thread)
         self._closed = False
         self._forwarding = 0
         self.handed_over = asyncio.Event()
@@ -98,7 +101,8 @@ class Averager:
     async def still(self) -> AsyncIterator[None]:
         """While inside, no fragment moves progress: what was begun is done, the rest waits.
 
-        Only between ``start`` and ``close``; inside, nothing may wait for a learner lane.
+        Only between ``start`` and ``close``; inside, nothing may wait for a learner lane. QueueFull
+        when one of them has been stuck for long.
         """
         loop, go_on = asyncio.get_running_loop(), asyncio.Event()
         there = [loop.create_future() for _ in self.fragments]
@@ -111,9 +115,9 @@ class Averager:
 
             return job
 
-        for shell, arrived in zip(self.fragments, there, strict=True):
-            self._queue(shell.learner_lane, stop(arrived))
         try:
+            for shell, arrived in zip(self.fragments, there, strict=True):
+                self._queue(shell.learner_lane, stop(arrived))
             await asyncio.gather(*there)
             yield
         finally:
@@ -272,40 +276,34 @@ class Averager:
         lane.queue.put_nowait(job)
 
     async def _hand_in(self, p: int, action: ev.HandIn) -> None:
-        shell, ports = self.fragments[p], self.ports
-        nothing, view = ev.HandedIn(action.seq, None, ()), shell.core.view
-        if ports.codecs.busy(p) and not view.leaving:
-            self.feed(p, nothing)
-            return
+        shell, kept = self.fragments[p], None
         try:
-            theta, step = await ports.learner.copy_out(p)
-        except LearnerAway:
-            self.feed(p, nothing)
-            return
-        progress = ports.learner.progress(p, action.seq, step)
-        if progress is None:
-            self.feed(p, nothing)
-            return
-        try:
-            await ports.records.raise_seq(p, action.seq)
+            if shell.core.view.leaving or not self.ports.codecs.busy(p):
+                kept = await self._hand_ins.due(shell, action)
         except StoreError:
-            ports.learner.settled(p, action.seq, 1.0)  # its work goes with the next contribution
-            self.feed(p, nothing)
+            self.feed(p, ev.HandedIn(action.seq, None, ()))
             raise
-        try:
-            home = view.current_home()
-            to = home if home != ports.signer.peer else None
-            codec = ports.codecs.hand_in(p, to, view.interval_s)
-            made = await self._thread(shell.worker.hand_in, action, theta, progress, codec)
-        except BuffersError as fault:
-            ports.learner.settled(p, action.seq, 1.0)
-            ports.on_note(p, ev.Note("fault", f"a contribution could not be made: {fault.reason}"))
-            self.feed(p, nothing)
-            return
-        signed = fm.sign_record(made, ports.run, ports.signer)
-        shell.worker.signed_own(signed)
-        await ports.on_made(p)
-        self.feed(p, ev.HandedIn(action.seq, signed, progress.pieces))
+        made = ev.HandedIn(action.seq, None, ())
+        if kept is not None:
+            made = ev.HandedIn(action.seq, kept.contribution, kept.pieces)
+        self.feed(p, made)
+
+    async def draft(self, p: int, codec: str) -> Kept | None:
+        """What the next contribution will hold so far, for a neighbour to keep; None when there is
+        nothing new. QueueFull when the lane has been stuck for long."""
+        shell = self.fragments[p]
+        done: asyncio.Future[Kept | None] = asyncio.get_running_loop().create_future()
+
+        async def job() -> None:
+            kept = None
+            try:
+                kept = await self._hand_ins.draft(shell, codec)
+            finally:
+                if not done.done():
+                    done.set_result(kept)
+
+        self._queue(shell.learner_lane, job)
+        return await done
 
     async def _settle(self, p: int, seq: int, share: float) -> None:
         if share == 1.0:

@@ -95,6 +95,9 @@ class Settings:
     context_s: float = 60.0
     """Seconds between two captures of the training context, or more where they cost much; 0 keeps
     none."""
+    buddy_s: float = 0.0
+    """Seconds between two drafts of what is not handed in yet, which a neighbour keeps and hands in
+    if this machine dies; 0 sends none."""
     upload_mbit: float = 10.0
     """Upload of bulk data, megabits a second; 0 is no limit."""
     download_mbit: float = 20.0

@@ -55,10 +55,11 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where one fragment's exchange stood: the newest number used for a contribution, and the root
-    of the anchors that were adopted."""
+    """Where one fragment's exchange stood: the newest number used for a contribution, how many were
+    made (drafts, too, which share a number), and the root of the anchors that were adopted."""
 
     seq: int
+    made: int
     root: bytes
 
 
@@ -96,24 +97,24 @@ class Beginning:
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
     """What a new learner begins with: a context and how to go on from it, if there is one, and
-    where the exchange stands: each fragment's reference and the newest number used."""
+    where the exchange stands: each fragment's reference and mark."""
 
     context: Context | None
     going_on: Continuation | None
     refs: tuple[Vector, ...]
-    seqs: tuple[int, ...]
+    marks: tuple[Mark, ...]
 
 
 def begin(
-    context: Context, table: FragmentTable, refs: Sequence[Vector], seqs: Sequence[int]
+    context: Context, table: FragmentTable, refs: Sequence[Vector], marks: Sequence[Mark]
 ) -> Beginning:
-    """What of ``context`` counts where the fragments' references are ``refs`` now, and the newest
-    numbers used ``seqs``."""
+    """What of ``context`` counts where the fragments' references are ``refs`` now, and the exchange
+    stands at ``marks``."""
     theta = np.concatenate(list(refs))
     counts = []
-    for p, (ref, seq, mark) in enumerate(zip(refs, seqs, context.marks, strict=True)):
-        counts.append(seq == mark.seq)
-        if seq != mark.seq:
+    for p, (ref, now, mark) in enumerate(zip(refs, marks, context.marks, strict=True)):
+        counts.append((now.seq, now.made) == (mark.seq, mark.made))
+        if not counts[-1]:
             continue
         part = slice(table.offsets[p], table.offsets[p] + table.sizes[p])
         before, captured = context.refs[p], context.theta[part]
@@ -189,7 +190,7 @@ def unpacked(metadata: Mapping[str, str], arrays: Arrays, owner: Owner) -> Conte
 def _check_log(step: int, marks: tuple[Mark, ...], work: Work, fragments: int) -> None:
     if len(marks) != fragments or len(work.places) != fragments:
         raise SaveFault(f"it does not speak of {fragments} fragments")
-    if any(len(mark.root) != ROOT_BYTES or mark.seq < 0 for mark in marks):
+    if any(len(mark.root) != ROOT_BYTES or min(mark.seq, mark.made) < 0 for mark in marks):
         raise SaveFault("a mark of it is malformed")
     numbers = [one.step for one in work.steps]
     if len(numbers) > STEPS_MAX or numbers != sorted(set(numbers)):

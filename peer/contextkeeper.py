@@ -35,7 +35,12 @@ WRITE_BYTES_PER_S: Final = 2e6
 drive is sold to endure. Larger models are captured less often."""
 T = TypeVar("T")
 
+DRAFT_BYTES: Final = 8
+"""Bytes a parameter of a fragment's save: the residual, and what is under way."""
 LOOK_S: Final = 0.5
+CAPTURE_S: Final = 120.0
+"""For a learner to come to the end of a step: one that takes longer hangs, and the exchange must
+not wait for it."""
 WALK_S: Final = 60.0
 """The data folder is measured this often, and before a write it is only looked up."""
 FIRST_SHARE: Final = 0.5
@@ -78,8 +83,8 @@ class ContextKeeper:
                 await self.once()
 
     def interval(self) -> float:
-        """Seconds between two captures: the setting's, or more where they cost too much."""
-        return max(self.every_s, self.stall_s / STALL_SHARE, self._bytes / WRITE_BYTES_PER_S)
+        """Seconds between two captures."""
+        return interval(self.every_s, self.stall_s, self._bytes)
 
     def _fresh(self) -> bool:
         """Whether there was a step since the last capture."""
@@ -92,8 +97,9 @@ class ContextKeeper:
         """Capture, and write what was captured; whether both went well."""
         self.captured_at = clock.now()
         try:
-            captured = await self._capture()
-        except LearnerAway:
+            async with asyncio.timeout(CAPTURE_S):
+                captured = await self._capture()
+        except (LearnerAway, TimeoutError, asyncio.QueueFull):
             return False
         metadata, arrays = context.packed(captured, self.owner)
         self._bytes = sum(array.nbytes for array in arrays.values())
@@ -106,7 +112,7 @@ class ContextKeeper:
         daemon = self.daemon
         training, log = daemon.training, daemon.training.log
         async with daemon.averager.still():
-            seqs = await self._seqs()
+            marks = await self._marks()
             answer = await training.capture()
             vectors = training.trainer.captured()
             if vectors is None:
@@ -117,10 +123,7 @@ class ContextKeeper:
                 step=answer.step,
                 at_ms=clock.wall_ms(),
                 inner=answer.inner,
-                marks=tuple(
-                    Mark(seq, shell.worker.buffers.anchor.theta_root)
-                    for seq, shell in zip(seqs, shells, strict=True)
-                ),
+                marks=marks,
                 work=Work(
                     tuple(one for one in log.steps if one.step <= answer.step), tuple(log.place)
                 ),
@@ -138,14 +141,30 @@ class ContextKeeper:
             lambda store: tuple(store.last_seq(p) for p in fragments)
         )
 
+    async def _marks(self) -> tuple[Mark, ...]:
+        """Where the exchange stands, while nothing moves."""
+        buffers = [shell.worker.buffers for shell in self.daemon.averager.fragments]
+        return tuple(
+            Mark(seq, one.made, one.anchor.theta_root)
+            for seq, one in zip(await self._seqs(), buffers, strict=True)
+        )
+
     # -- writing -------------------------------------------------------------------------------
 
-    async def handed_in(self, p: int) -> None:
-        """Fragment ``p`` has made a contribution, which is not sent yet."""
+    async def handed_in(self, p: int) -> bool:
+        """Fragment ``p`` has made a contribution or a draft, which is not sent yet; whether it may
+        be: what was written of a draft once must not be older than what a neighbour has."""
         if not self.every_s:
-            return
-        worker, log = self.daemon.averager.fragments[p].worker, self.daemon.training.log
-        await self._write(self.fragments[p], *fragmentsave.packed(self.owner, p, worker, log))
+            return True
+        shell, log = self.daemon.averager.fragments[p], self.daemon.training.log
+        worker = shell.worker
+        if shell.draft is not None and not drafts_written(
+            self.owner.table.total, self.daemon.settings.buddy_s
+        ):
+            return True
+        return await self._write(
+            self.fragments[p], *fragmentsave.packed(self.owner, p, worker, log)
+        )
 
     async def _write(self, folder: SaveFolder, metadata: Mapping[str, str], arrays: Arrays) -> bool:
         """Write where the owner's limits leave room; why not is said once."""
@@ -205,18 +224,17 @@ class ContextKeeper:
             known = await self._newest(self.folder, self._read_context)
             if known is not None:
                 going_on = Continuation(known.inner, known.moments)
-        seqs = await self._seqs()
+        marks = await self._marks()
         if known is not None:
-            self._take_refs(known, seqs)
+            self._take_refs(known, marks)
         refs = tuple(shell.worker.buffers.ref for shell in daemon.averager.fragments)
-        return Found(known, going_on, refs, seqs)
+        return Found(known, going_on, refs, marks)
 
-    def _take_refs(self, known: Context, seqs: tuple[int, ...]) -> None:
+    def _take_refs(self, known: Context, marks: tuple[Mark, ...]) -> None:
         """Where a fragment stands just as it did, its reference is the captured one."""
         for p, shell in enumerate(self.daemon.averager.fragments):
-            mark, buffers = known.marks[p], shell.worker.buffers
-            same = mark == Mark(seqs[p], buffers.anchor.theta_root)
-            if same and buffers.ref is not known.refs[p]:
+            buffers = shell.worker.buffers
+            if known.marks[p] == marks[p] and buffers.ref is not known.refs[p]:
                 buffers.ref = known.refs[p].copy()
 
     def _read_context(self, path: Path) -> Context:
@@ -236,6 +254,12 @@ class ContextKeeper:
         return found
 
 
+def interval(every_s: float, stall_s: float, size: int) -> float:
+    """Seconds between two captures: `every_s`, or more where a capture stops training for
+    `stall_s`, or its `size` bytes would wear out the disk."""
+    return max(every_s, stall_s / STALL_SHARE, size / WRITE_BYTES_PER_S)
+
+
 def newest(folder: SaveFolder, read: Callable[[Path], T]) -> tuple[T | None, list[str]]:
     """The newest generation that ``read`` accepts (it raises SaveFault), and what was wrong with
     those passed over. Removes what an interrupted save left."""
@@ -251,6 +275,16 @@ def newest(folder: SaveFolder, read: Callable[[Path], T]) -> tuple[T | None, lis
         except SaveFault as fault:
             faults.append(f"{path.name} is skipped: {fault}")
     return None, faults
+
+
+def drafts_written(parameters: int, every_s: float) -> bool:
+    """Whether drafts of a model, one each `every_s`, are written: all of them or none.
+
+    What was not written and is listed through a neighbour is not taken up again, so both are safe;
+    but written drafts are exact even if no neighbour had them. Larger models would wear out the
+    disk.
+    """
+    return DRAFT_BYTES * parameters <= WRITE_BYTES_PER_S * every_s
 
 
 def no_room(limits: Limits, size: int, used: int, free: int, total: int) -> str:

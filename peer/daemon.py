@@ -9,23 +9,18 @@ own business.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
-import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-
-import uvloop
 
 import dugnad.peer.clock as clock
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
 from dugnad.averaging.outer import conformance
 from dugnad.dht.advert import Advert, Device
-from dugnad.dht.identity import FolderLock, FolderLocked, Identity, IdentityError
+from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.link import Link
 from dugnad.dht.p2pd import SubstrateError
@@ -42,6 +37,7 @@ from dugnad.peer.assembly import (
 )
 from dugnad.peer.averager import Averager
 from dugnad.peer.bringup import bring_up_learner
+from dugnad.peer.buddy import Buddy
 from dugnad.peer.config import Settings
 from dugnad.peer.contextkeeper import ContextKeeper
 from dugnad.peer.control import ControlServer
@@ -63,7 +59,7 @@ from dugnad.peer.pull import PullError
 from dugnad.peer.reporting import Report
 from dugnad.peer.serving import Serving
 from dugnad.peer.settingparse import numbers_of
-from dugnad.peer.starting import accept_manifest, folder_locked, identity_error
+from dugnad.peer.starting import accept_manifest
 from dugnad.peer.statementkeeper import StatementKeeper
 from dugnad.peer.steward import Steward
 from dugnad.peer.store import StoreError
@@ -257,7 +253,7 @@ class Daemon:
             codecs=self.links,
         )
         self.averager = Averager(ports, cores)
-        self.keeper = ContextKeeper(self)
+        self.keeper, self.buddy = ContextKeeper(self), Buddy(self)
         await self.keeper.restore()
         self.orders.load()
         self.vitals = Vitals(self)
@@ -302,6 +298,7 @@ class Daemon:
             self.own(bring_up_learner(self), "bring up the learner")
             self.own(self.vitals.run(), "vitals")
             self.own(self.keeper.run(), "keep the context")
+            self.own(self.buddy.run(), "bring drafts to a neighbour")
             await self.leaving.wait()
             if not self.forced:
                 await leave(self)
@@ -321,6 +318,7 @@ class Daemon:
             traffic=traffic,
         )
         await contributions.start()
+        await self.buddy.serve()
         await PullServer(bulk, self.run_id, serving, traffic=traffic).start()
 
     async def _serve_page(self) -> None:
@@ -436,43 +434,3 @@ class Daemon:
             await self.training.stop()
         await self.swarm.close()
         await self.store.close()
-
-
-def run_daemon(
-    home: Home,
-    settings: Settings,
-    *,
-    manifest: Manifest | None,
-    link: Link | None,
-) -> int:
-    """Run a peer until it leaves; returns the exit status. Raises UserError."""
-    try:
-        with FolderLock(home.root):
-            identity = Identity.load_or_create(home.identity_key)
-            return uvloop.run(_run(Start(home, settings, manifest, link), identity))
-    except FolderLocked as error:
-        raise folder_locked(error, home) from error
-    except IdentityError as error:
-        raise identity_error(error) from error
-
-
-async def _run(start: Start, identity: Identity) -> int:
-    daemon = Daemon(start, identity)
-    with _signals(daemon):
-        try:
-            return await daemon.run()
-        except asyncio.CancelledError:
-            return EXIT_INTERRUPTED  # by a signal, before it took part
-
-
-@contextlib.contextmanager
-def _signals(daemon: Daemon) -> Iterator[None]:
-    """SIGTERM and Ctrl-C do what `leave` does; the second one goes at once."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, daemon.request_leave, False)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)

@@ -30,6 +30,10 @@ class LearnerPort(Protocol):
         """The work behind contribution ``seq``, copied out after ``step``."""
         ...
 
+    def taken_back(self, fragment: int, seq: int) -> None:
+        """Contribution ``seq`` was a draft; its work goes with the next one of that number."""
+        ...
+
     def settled(self, fragment: int, seq: int, share: float) -> None:
         """What became of a contribution's work."""
         ...
@@ -122,8 +126,9 @@ class RecordPort(Protocol):
         ...
 
 
-async def _nothing(fragment: int) -> None:
-    """Nobody wants to know."""
+async def _nothing(fragment: int) -> bool:
+    """Nothing is kept, so nothing can be taken up that was handed in."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,7 @@ class Ports:
     on_note: Callable[[int, ev.Note], None]
     on_fault: Callable[[BaseException], None]
     """A job ended with an error that nobody expected: the exchange cannot go on."""
-    on_made: Callable[[int], Awaitable[None]] = _nothing
-    """A fragment's contribution is made and not sent yet; it is sent when this returns."""
+    on_made: Callable[[int], Awaitable[bool]] = _nothing
+    """A fragment's contribution is made and not sent yet: whether it is safe now. A draft that is
+    not is not sent; a contribution is sent in either case when this returns."""
     codecs: CodecPort = field(default_factory=UsualCodecs)

@@ -58,6 +58,7 @@ class Saved:
     """A fragment's save as read."""
 
     seq: int
+    made: int
     records: Records
     arrays: dict[str, npt.NDArray[Any]]
 
@@ -79,6 +80,7 @@ def packed(
         "peer": peer_text(owner.peer),
         "fragment": str(p),
         "seq": str(buffers.last_seq),
+        "made": str(buffers.made),
     }
     rows = []
     for seq in buffers.retained:
@@ -97,7 +99,7 @@ def unpacked(metadata: dict[str, str], arrays: Arrays, owner: Owner, p: int) -> 
     if metadata.get("fragment") != str(p):
         raise SaveFault("it is of another fragment")
     try:
-        seq = int(metadata["seq"])
+        seq, made = int(metadata["seq"]), int(metadata["made"])
         records = decode(arrays["records"].tobytes(), Records, RECORDS_BYTES_MAX)
     except (KeyError, ValueError, RecordError) as error:
         raise SaveFault(f"it does not say what it holds: {error}") from error
@@ -105,7 +107,7 @@ def unpacked(metadata: dict[str, str], arrays: Arrays, owner: Owner, p: int) -> 
         c = row.contribution
         if c.peer != owner.peer or c.fragment != p or c.seq > seq:
             raise SaveFault("a contribution in it is not this peer's")
-    return Saved(seq, records, {key: one for key, one in arrays.items() if key != "records"})
+    return Saved(seq, made, records, {key: one for key, one in arrays.items() if key != "records"})
 
 
 def take_up(
@@ -127,7 +129,7 @@ def take_up(
     if saved.seq != newest:
         buffers.residual[:] = 0.0
         lost = f"its residual went with contribution {newest}, which was not written down"
-    buffers.anchor, buffers.ref = anchor, anchor.theta
+    buffers.anchor, buffers.ref, buffers.made = anchor, anchor.theta, saved.made
     worker.buffers = buffers
     records, pieces = saved.records, list(saved.records.waiting)
     log.waiting[p] = (records.waiting_steps, records.waiting)
@@ -138,8 +140,7 @@ def take_up(
             continue
         worker.inbox[(worker.me, c.seq)] = Kept(c, row.pieces, kept.payload)
         log.sent[p][c.seq] = Sent(row.steps, row.pieces, row.back, row.carried)
-        contributor.own[c.seq] = Own(c, row.pieces, share=kept.returned)
+        contributor.adopt(Own(c, row.pieces, share=kept.returned))
         pieces += row.pieces
     buffers.retained = {s: k for s, k in buffers.retained.items() if s in contributor.own}
-    contributor.revision += 1
     return tuple(pieces), lost

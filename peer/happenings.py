@@ -89,6 +89,10 @@ class Happenings:
         self.daemon.swarm.messenger.peer_down(peer)
         self.daemon.vitals.heard.pop(peer, None)
         self.daemon.averager.peer_down(peer)
+        if kind == "lost":
+            self.daemon.buddy.lost(peer)
+        else:
+            self.daemon.buddy.left(peer)
         actions = self.daemon.units.handle(PeerLost(peer), seen)
         taken = sum(len(one.units) for one in actions if isinstance(one, TookOver))
         self.daemon.training.took_over(actions)

@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     manifest = None
     if path.exists():
         manifest = decode_manifest(read_bounded(path, MANIFEST_BYTES_MAX), parse_run(orders.run))
-    from dugnad.peer.daemon import run_daemon
+    from dugnad.peer.rundaemon import run_daemon
 
     return run_daemon(home, orders.settings, manifest=manifest, link=link)
 

@@ -98,6 +98,13 @@ class ProgressLog:
         one.back = share == 1.0
         return one.pieces if one.back else ()
 
+    def take_back(self, fragment: int, seq: int) -> None:
+        """Contribution ``seq`` was a draft: its work goes with the next one of that number."""
+        one = self.sent[fragment].pop(seq, None)
+        if one is not None:
+            steps, pieces = self.waiting[fragment]
+            self.waiting[fragment] = (steps + one.steps, (*one.pieces, *pieces))
+
     def forget(self, fragment: int, seq: int) -> None:
         """Settled for good. What came back and was not carried yet waits for the next hand-in."""
         one = self.sent[fragment].pop(seq, None)

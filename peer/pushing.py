@@ -45,6 +45,7 @@ async def push(
     *,
     traffic: Traffic | None = None,
     meter: Meter | None = None,
+    protocol: str = CONTRIBUTE_PROTOCOL,
 ) -> str:
     """Hand a contribution to `peer`: '' when it was taken, else the reason why not.
 
@@ -56,7 +57,7 @@ async def push(
     traffic = traffic or Traffic()
     try:
         async with asyncio.timeout(timeout_s):
-            stream = await transport.open(peer, CONTRIBUTE_PROTOCOL, timeout_s)
+            stream = await transport.open(peer, protocol, timeout_s)
             flow = meter.begin(peer) if meter is not None else None
             try:
                 line, began = PacedStream(stream, timeout_s, traffic), loop.time()

@@ -162,6 +162,7 @@ LIMIT_PARSERS: Final[Mapping[str, tuple[Parser, str]]] = {
     "disk_gb": (lambda raw: as_number(raw, float, 0.0, 1e6), "gigabytes, or 0 for no limit"),
     "keep_free_gb": (lambda raw: as_number(raw, float, 0.0, 1e6), "gigabytes, or 0 for a tenth"),
     "context_s": (as_pause, "seconds such as 60, or 0 to keep no training context"),
+    "buddy_s": (as_pause, "seconds such as 5, or 0 for no drafts"),
     "upload_mbit": (as_rate, "megabits a second, or 0 for no limit"),
     "download_mbit": (as_rate, "megabits a second, or 0 for no limit"),
     "quota_gb": (lambda raw: as_number(raw, float, 0.0, 1e6), "gigabytes in 30 days, or 0"),

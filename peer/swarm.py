@@ -10,6 +10,7 @@ import msgspec
 
 from dugnad.averaging import formats as fm
 from dugnad.averaging.tree import Vector
+from dugnad.averaging.worker import Kept
 from dugnad.dht.addresses import parse_address
 from dugnad.dht.advert import Advert
 from dugnad.dht.direct import DirectTransport
@@ -27,7 +28,12 @@ from dugnad.peer.messenger import Messenger
 from dugnad.peer.pull import Puller
 from dugnad.peer.pushing import push
 from dugnad.peer.rostershell import RosterAction, RosterShell
-from dugnad.peer.transferwire import CONTRIBUTE_PROTOCOL, PULL_PROTOCOL, Traffic
+from dugnad.peer.transferwire import (
+    BUDDY_PROTOCOL,
+    CONTRIBUTE_PROTOCOL,
+    PULL_PROTOCOL,
+    Traffic,
+)
 
 PUSH_TIMEOUT_S = 3600.0
 """A bound on everything; the averager knows how long a contribution is of use."""
@@ -51,7 +57,7 @@ class Swarm:
             self.substrate,
             identity,
             config.runtime,
-            protocols=(CONTRIBUTE_PROTOCOL, PULL_PROTOCOL),
+            protocols=(CONTRIBUTE_PROTOCOL, BUDDY_PROTOCOL, PULL_PROTOCOL),
             hosts=config.hosts,
             listen=not config.outbound_only,
         )
@@ -167,6 +173,20 @@ class Swarm:
         if self.links is not None and not refusal:
             self.links.taken(peer, contribution.fragment, contribution.codec, len(payload))
         return refusal
+
+    async def lend(self, peer: PeerId, draft: Kept, timeout_s: float) -> str:
+        """Bring a draft to a neighbour; the refusal or ''. Raises TransportError."""
+        made, pieces = draft.contribution, draft.pieces
+        return await push(
+            self.bulk,
+            peer,
+            made,
+            pieces,
+            draft.payload,
+            timeout_s,
+            traffic=self.traffic,
+            protocol=BUDDY_PROTOCOL,
+        )
 
     async def payload(self, peers: Sequence[PeerId], header: fm.Header, size: int) -> bytes:
         """A commit's payload. Raises PullError."""

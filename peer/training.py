@@ -203,7 +203,7 @@ class Training:
                 beginning = Beginning(flat(list(found.refs)), ())
             else:
                 beginning = await asyncio.to_thread(
-                    begin, found.context, table, found.refs, found.seqs
+                    begin, found.context, table, found.refs, found.marks
                 )
             self._account(found.context, beginning.counts)
         return beginning.theta, found.going_on
@@ -267,6 +267,10 @@ class Training:
         """The work behind contribution ``seq``, copied out after ``step``."""
         own = self.own_class if self.own_class is not None else 0
         return self.log.take(fragment, seq, step, speed_class=own, eligible=self.eligible)
+
+    def taken_back(self, fragment: int, seq: int) -> None:
+        """A contribution was a draft and is made again."""
+        self.log.take_back(fragment, seq)
 
     def settled(self, fragment: int, seq: int, share: float) -> None:
         """What became of a contribution's work."""

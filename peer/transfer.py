@@ -32,6 +32,7 @@ from dugnad.dht.ports import Stream, Transport
 from dugnad.dht.records import RecordError, Verifier, decode, encode
 from dugnad.peer.pushing import word_of
 from dugnad.peer.transferwire import (
+    BUDDY_PROTOCOL,
     COMMITS_BYTES_MAX,
     CONTRIBUTE_PROTOCOL,
     CONTRIBUTIONS_MAX,
@@ -103,25 +104,29 @@ class ContributionServer:
         refused: Refused = lambda peer, reason: None,
         idle_s: float = IDLE_S,
         traffic: Traffic | None = None,
+        drafts: bool = False,
     ) -> None:
-        """`refused` hears each refusal; a sender that gives nothing for `idle_s` is cut."""
+        """`refused` hears each refusal; a sender that gives nothing for `idle_s` is cut. `drafts`
+        are taken on a stream of their own, and from their makers only."""
         self._transport, self._run = transport, run
         self._size_of, self._take, self._verify = size_of, take, verify
         self._refused, self._idle_s = refused, idle_s
         self._traffic = traffic or Traffic()
+        self._drafts = drafts
         self._places = Slots(CONTRIBUTIONS_PER_PEER_MAX)
         self._gate = Gate("contributions", each=CONTRIBUTIONS_PER_PEER_MAX, total=CONTRIBUTIONS_MAX)
 
     async def start(self) -> None:
         """From now on serves; ends with the transport."""
-        await self._transport.accept(CONTRIBUTE_PROTOCOL, self._serve)
+        protocol = BUDDY_PROTOCOL if self._drafts else CONTRIBUTE_PROTOCOL
+        await self._transport.accept(protocol, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
         line = PacedStream(stream, self._idle_s, self._traffic)
         try:
             async with self._places.of(stream.peer):
                 with self._gate.hold(stream.peer):
-                    reason = await self._receive(line)
+                    reason = await self._receive(line, stream.peer)
         except Refusal as refusal:
             reason = refusal.reason
         except (FrameError, Stalled) as fault:
@@ -130,12 +135,14 @@ class ContributionServer:
             self._refused(stream.peer, reason)
         await write_frame(line, reason.encode())
 
-    async def _receive(self, line: PacedStream) -> str:
+    async def _receive(self, line: PacedStream, sender: PeerId) -> str:
         try:
             offer = decode(await read_frame(line, OFFER_BYTES_MAX), Offer, OFFER_BYTES_MAX)
         except RecordError as fault:
             raise Refusal(fault.reason) from None
         made = offer.contribution
+        if self._drafts and made.peer != sender:
+            raise Refusal("a draft is taken from its maker only")
         self._check(made, offer.pieces)
         room = Room(made.payload_bytes)
         await line.read_into(room.view, partial(_tell, line) if offer.tells else None)

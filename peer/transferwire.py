@@ -40,6 +40,8 @@ from dugnad.peer.ratelimit import Bucket
 
 T = TypeVar("T")
 
+BUDDY_PROTOCOL: Final = "/dugnad/buddy/1"
+"""Like CONTRIBUTE, for drafts that are kept and not merged."""
 CONTRIBUTE_PROTOCOL: Final = "/dugnad/contribute/1"
 PULL_PROTOCOL: Final = "/dugnad/pull/1"
 

@@ -400,3 +400,34 @@ def test_the_golden_run_has_the_same_roots_on_every_machine(rule: str) -> None:
     """
     state = golden_run(rule)
     assert (state.theta_root.hex(), state.momentum_root.hex()) == GOLDEN[rule]
+
+
+def test_a_draft_that_is_taken_back_and_made_again_holds_all_that_was_learned() -> None:
+    rng = np.random.default_rng(4)
+    theta = rng.standard_normal(300).astype(np.float32)
+    once, drafted = (FragmentBuffers(AnchorState.fresh(theta)) for _ in range(2))
+    learner = theta.copy()
+    for _ in range(3):
+        learner = learner - np.float32(0.01) * rng.standard_normal(300).astype(np.float32)
+        if drafted.retained:
+            drafted.take_back(7)
+        drafted.hand_in(7, learner, CODECS["topk-1.56"], final=False)
+    drafted.take_back(7)
+    assert not drafted.retained
+    assert np.allclose(drafted.residual, theta - learner, atol=1e-6), "none is lost, none twice"
+    last = drafted.hand_in(7, learner, CODECS["float32"])
+    whole = once.hand_in(7, learner, CODECS["float32"])
+    sent = np.frombuffer(last.payload, np.float32)
+    assert np.allclose(sent, np.frombuffer(whole.payload, np.float32), atol=1e-6)
+    assert drafted.typical_progress() >= once.typical_progress() > 0.0
+    assert (once.made, drafted.made) == (1, 4)
+
+
+def test_only_the_newest_hand_in_can_be_taken_back() -> None:
+    theta = np.ones(64, np.float32)
+    buffers = FragmentBuffers(AnchorState.fresh(theta))
+    for seq in (1, 2):
+        buffers.hand_in(seq, theta * (1 - seq / 10), CODECS["int8"])
+    for seq in (1, 3):
+        with pytest.raises(BuffersError, match="not the newest"):
+            buffers.take_back(seq)

@@ -20,11 +20,11 @@ from dugnad.averaging.lineage import LineageRules
 from dugnad.averaging.outer import bits_of
 from dugnad.averaging.tree import Vector
 from dugnad.averaging.view import ExchangeSettings
-from dugnad.averaging.worker import FragmentRules, FragmentWorker, Progress
+from dugnad.averaging.worker import FragmentRules, FragmentWorker, Kept, Progress
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.ports import TransportError
-from dugnad.peer.averager import Averager
+from dugnad.peer.averager import LANE_MAX, Averager
 from dugnad.peer.exchangeports import LearnerAway, Ports
 from dugnad.peer.pull import PullError
 from dugnad.peer.store import Promise, StoreError
@@ -62,6 +62,9 @@ class Learner:
     def progress(self, fragment: int, seq: int, step: int) -> Progress | None:
         pieces = (fm.UnitPiece(self.number, self.step, 0, 1),)
         return Progress(8, 1, pieces, 20, True)
+
+    def taken_back(self, fragment: int, seq: int) -> None:
+        pass
 
     def settled(self, fragment: int, seq: int, share: float) -> None:
         self.known += 1
@@ -217,8 +220,7 @@ async def test_three_averagers_merge_and_hold_the_same_bits() -> None:
     begin(averagers)
     await until(lambda: all(version(a) >= 4 for a in averagers))
     await until(lambda: len({a.fragments[0].core.head.digest for a in averagers}) == 1)
-    roots = {a.anchors()[0].theta_root for a in averagers}
-    assert len(roots) == 1
+    await until(lambda: len({a.anchors()[0].theta_root for a in averagers}) == 1)
     assert float(averagers[0].anchors()[0].theta.mean()) < float(START.mean()), "it learned"
     assert all(learner.known == 0 for learner in learners), "all was listed, nothing came back"
     for one in averagers:
@@ -350,3 +352,105 @@ async def test_two_sides_that_were_apart_for_long_are_joined_and_both_are_credit
     assert not others_fault
     for one in averagers:
         await one.close()
+
+
+async def test_a_lost_peers_draft_is_merged_in_its_makers_name() -> None:
+    averagers, learners = swarm(3)
+    begin(averagers)
+    await until(lambda: all(version(a) >= 2 for a in averagers))
+    victim, buddy, _ = averagers
+    learners[0].step += 1000  # no other work names these units
+    kept = await _drafted(victim)
+    await victim.close()
+    maker = victim.ports.signer.peer
+    for one in (averagers[1], averagers[2]):
+        one.peer_down(maker)
+
+    def listed() -> bool:
+        head, lineage = buddy.fragments[0].core.head, buddy.fragments[0].core.view.lineage
+        return lineage.listing(head, (maker, kept.contribution.seq)) is not None
+
+    assert not listed()
+    home = buddy.fragments[0].core.view.current_home()
+    to = next(a for a in averagers if a.ports.signer.peer == home)
+    assert await to.contribution_in(kept.contribution, kept.pieces, kept.payload) == ""
+    await until(listed)
+    assert not others_fault
+    for one in averagers[1:]:
+        await one.close()
+
+
+async def test_what_was_drafted_goes_with_the_contribution_and_only_one_of_both_counts() -> None:
+    averagers, _ = swarm(2)
+    begin(averagers)
+    await until(lambda: all(version(a) >= 2 for a in averagers))
+    maker, other = averagers
+    kept = await _drafted(maker)
+    assert await _drafted(maker) != kept, "a later draft holds more"
+    key = (maker.ports.signer.peer, kept.contribution.seq)
+    await until(lambda: key[1] in maker.fragments[0].core.contributor.own)
+    final = maker.fragments[0].worker.inbox[key]
+    assert final.contribution.payload_root != kept.contribution.payload_root
+    inboxes = [one.fragments[0].worker.inbox for one in averagers]
+    await until(lambda: key in inboxes[1] or _listing(other, key) is not None)
+    await other.contribution_in(kept.contribution, kept.pieces, kept.payload)
+    await until(lambda: _listing(maker, key) is not None)
+    assert _listing(maker, key) == final.contribution.payload_root
+    for one in averagers:
+        await one.close()
+
+
+async def test_without_a_learner_the_draft_is_handed_in() -> None:
+    averagers, learners = swarm(1)
+    (one,) = averagers
+    begin(averagers)
+    await until(lambda: version(one) >= 2)
+    kept = await _drafted(one)
+    learners[0].away = True
+    key = (one.ports.signer.peer, kept.contribution.seq)
+    await until(lambda: _listing(one, key) is not None)
+    assert _listing(one, key) == kept.contribution.payload_root
+    assert one.fragments[0].draft is None
+    await one.close()
+
+
+async def _drafted(one: Averager) -> Kept:
+    """The next draft that can be made: not while a contribution is being made."""
+    async with asyncio.timeout(8.0):
+        while (kept := await one.draft(0, "float32")) is None:  # noqa: ASYNC110  # as in `until`
+            await asyncio.sleep(0.01)
+    return kept
+
+
+def _listing(one: Averager, key: ev.Key) -> bytes | None:
+    """The root of the payload that the head's chain lists for a contribution."""
+    core = one.fragments[0].core
+    found = core.view.lineage.listing(core.head, key)
+    return found.contribution.payload_root if found is not None else None
+
+
+async def test_while_it_is_still_no_fragment_moves_progress_and_then_all_goes_on() -> None:
+    averagers, learners = swarm(2)
+    begin(averagers)
+    await until(lambda: all(version(a) >= 1 for a in averagers))
+    one, shell = averagers[0], averagers[0].fragments[0]
+    async with one.still():
+        before = (shell.worker.buffers.ref, shell.worker.buffers.made, learners[0].step)
+        await asyncio.sleep(0.6)  # three intervals
+        assert shell.worker.buffers.ref is before[0]
+        assert (shell.worker.buffers.made, learners[0].step) == before[1:]
+    reached = version(averagers[1])
+    await until(lambda: all(version(a) > reached for a in averagers))
+    for _ in range(LANE_MAX):
+        shell.learner_lane.queue.put_nowait(_nothing)
+    with pytest.raises(asyncio.QueueFull):
+        async with one.still():
+            raise AssertionError("nothing is still")
+    await until(shell.learner_lane.queue.empty)
+    assert not others_fault
+    for each in averagers:
+        await each.close()
+
+
+async def _nothing() -> None:
+    """A job."""

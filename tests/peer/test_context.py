@@ -22,7 +22,14 @@ from dugnad.peer.context import (
     packed,
     unpacked,
 )
-from dugnad.peer.contextkeeper import newest, no_room
+from dugnad.peer.contextkeeper import (
+    STALL_SHARE,
+    WRITE_BYTES_PER_S,
+    drafts_written,
+    interval,
+    newest,
+    no_room,
+)
 from dugnad.peer.learner.protocol import InnerState
 from dugnad.peer.limits import Limits
 from dugnad.peer.modelconfig import ModelConfig
@@ -32,6 +39,8 @@ from dugnad.peer.savefile import SaveFault, SaveFolder, read_tensors
 CONFIG = ModelConfig(dim=16, layers=1, heads=2, hidden=24, context=16)
 TABLE = build_table(CONFIG.tensor_specs(), 2)
 OWNER = Owner(RunId(b"r" * 32), PeerId(b"p" * 32), TABLE)
+MARKS = (Mark(3, 4, b"a" * 32), Mark(0, 0, b"b" * 32))
+HANDED_IN = (Mark(4, 5, b"a" * 32), MARKS[1])
 INNER = InnerState(9, 1000, b"generator", "cpu", "float32", 4)
 
 
@@ -52,7 +61,7 @@ def context(**changes: object) -> Context:
         step=10,
         at_ms=123,
         inner=INNER,
-        marks=(Mark(3, b"a" * 32), Mark(0, b"b" * 32)),
+        marks=MARKS,
         work=Work((DoneStep(9, (UnitPiece(0, 1, 0, 4),)), DoneStep(10, ())), (8, 10)),
         refs=parts(ref),
         theta=ref - np.float32(0.01) * vectors(2),
@@ -63,17 +72,17 @@ def context(**changes: object) -> Context:
 
 def test_where_nothing_happened_the_parameters_are_the_captured_ones_bit_for_bit() -> None:
     known = context()
-    beginning = begin(known, TABLE, known.refs, (3, 0))
+    beginning = begin(known, TABLE, known.refs, MARKS)
     assert beginning.theta.tobytes() == known.theta.tobytes()
     assert beginning.counts == (True, True)
     copies = [ref.copy() for ref in known.refs]
-    assert begin(known, TABLE, copies, (3, 0)).theta.tobytes() == known.theta.tobytes()
+    assert begin(known, TABLE, copies, MARKS).theta.tobytes() == known.theta.tobytes()
 
 
 def test_what_was_handed_in_since_the_capture_is_not_counted_twice() -> None:
     known = context()
     handed_in = vectors(5, TABLE.sizes[0])
-    beginning = begin(known, TABLE, (handed_in, known.refs[1]), (4, 0))
+    beginning = begin(known, TABLE, (handed_in, known.refs[1]), HANDED_IN)
     first, second = parts(beginning.theta)
     assert beginning.counts == (False, True)
     assert np.array_equal(first, handed_in), "its progress went with contribution 4"
@@ -86,15 +95,21 @@ def test_progress_is_conserved_whatever_was_adopted_or_handed_in(
 ) -> None:
     known = context()
     refs = parts(vectors(seed)) if adopted else known.refs
-    seqs = (4 if handed_in else 3, 0)
+    marks = HANDED_IN if handed_in else MARKS
     progress = [ref - theta for ref, theta in zip(known.refs, parts(known.theta), strict=True)]
     left = [
         ref - theta
-        for ref, theta in zip(refs, parts(begin(known, TABLE, refs, seqs).theta), strict=True)
+        for ref, theta in zip(refs, parts(begin(known, TABLE, refs, marks).theta), strict=True)
     ]
     expected = (np.zeros_like(progress[0]) if handed_in else progress[0], progress[1])
     for one, other in zip(left, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_a_draft_under_the_same_number_counts_as_handed_in() -> None:
+    known = context()
+    drafted = (Mark(3, 5, b"a" * 32), MARKS[1])
+    assert begin(known, TABLE, known.refs, drafted).counts == (False, True)
 
 
 def saved(tmp_path: Path, one: Context, owner: Owner = OWNER) -> Path:
@@ -144,9 +159,9 @@ def test_a_context_of_another_format_or_model_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"marks": (Mark(3, b"a" * 32),)}, "speak of 2 fragments"),
-        ({"marks": (Mark(3, b"a"), Mark(0, b"b" * 32))}, "malformed"),
-        ({"marks": (Mark(-1, b"a" * 32), Mark(0, b"b" * 32))}, "malformed"),
+        ({"marks": (Mark(3, 4, b"a" * 32),)}, "speak of 2 fragments"),
+        ({"marks": (Mark(3, 4, b"a"), MARKS[1])}, "malformed"),
+        ({"marks": (Mark(-1, 4, b"a" * 32), MARKS[1])}, "malformed"),
         ({"work": Work((), (8,))}, "speak of 2 fragments"),
         ({"work": Work((), (8, 11))}, "beyond its own"),
         ({"work": Work((DoneStep(11, ()),), (8, 8))}, "beyond its own"),
@@ -195,3 +210,11 @@ def test_nothing_is_written_where_the_owners_limits_leave_no_room(
 ) -> None:
     reason = no_room(limits, int(1e9), int(1.5e9), int(free), int(200e9))
     assert (said in reason) if said else not reason
+
+
+def test_captures_get_rarer_where_they_stop_training_or_wear_out_the_disk() -> None:
+    assert interval(60.0, 0.01, 10**6) == 60.0
+    assert interval(60.0, 0.9, 10**6) == 0.9 / STALL_SHARE
+    assert interval(60.0, 0.01, 10**9) == 10**9 / WRITE_BYTES_PER_S
+    assert drafts_written(10**6, 5.0)
+    assert not drafts_written(10**7, 5.0)

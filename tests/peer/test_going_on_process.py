@@ -37,6 +37,7 @@ THETA = initial_parameters(TABLE, CONFIG, 1)
 SETTINGS = OptimiserSettings(total_tokens=10**5, warmup_tokens=2000, batch_sequences=4)
 ME = PeerId(b"p" * 32)
 RUN = RunId(b"r" * 32)
+MARKS = (Mark(0, 0, bytes(32)),) * 2
 OWNER = Owner(RUN, ME, TABLE)
 PATIENCE_S = 60.0
 
@@ -78,9 +79,9 @@ class Life(Training):
     async def _find(self) -> Found:
         known, refs = self.context, tuple(_parts(THETA))
         if known is None:
-            return Found(None, None, refs, (0, 0))
+            return Found(None, None, refs, MARKS)
         moments = known.moments if self.from_disk else None
-        return Found(known, Continuation(known.inner, moments), refs, (0, 0))
+        return Found(known, Continuation(known.inner, moments), refs, MARKS)
 
     def _heard(self, event: LearnerEvent) -> None:
         if isinstance(event, Step):
@@ -103,7 +104,7 @@ class Life(Training):
             step=answer.step,
             at_ms=0,
             inner=answer.inner,
-            marks=(Mark(0, b"a" * 32), Mark(0, b"a" * 32)),
+            marks=MARKS,
             work=Work(
                 tuple(one for one in self.log.steps if one.step <= answer.step),
                 tuple(self.log.place),

@@ -113,3 +113,15 @@ def test_another_daemon_takes_up_the_work_that_was_not_handed_in() -> None:
     assert one is not None
     assert one.pieces == (piece(1),)
     assert after.take(1, 1, 2, speed_class=0, eligible=True) is None, "handed in since"
+
+
+def test_the_work_of_a_draft_goes_with_the_contribution_of_its_number() -> None:
+    work = log(1)
+    work.trained(1, [piece(0)])
+    assert work.take(0, 1, 1, speed_class=0, eligible=True) is not None
+    work.take_back(0, 1)
+    work.trained(2, [piece(1)])
+    again = work.take(0, 1, 2, speed_class=0, eligible=True)
+    assert again is not None
+    assert (again.steps, again.pieces) == (2, (piece(0), piece(1)))
+    assert list(work.sent[0]) == [1]

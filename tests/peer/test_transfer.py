@@ -23,6 +23,7 @@ from dugnad.peer.pushing import push
 from dugnad.peer.transfer import ContributionServer, PullServer
 from dugnad.peer.transferwire import (
     ANSWER_BYTES_MAX,
+    BUDDY_PROTOCOL,
     CONTRIBUTE_PROTOCOL,
     CONTRIBUTIONS_PER_PEER_MAX,
     OFFER_BYTES_MAX,
@@ -99,6 +100,25 @@ async def test_a_buddy_may_hand_in_what_another_peer_made() -> None:
     made = made_contribution(payload)
     assert await push(transport, HOME.peer, made, PIECES, payload, WAIT_S) == ""
     assert inbox.taken[0][0].peer == ME.peer
+
+
+async def test_a_draft_is_taken_from_its_maker_only_and_is_no_contribution() -> None:
+    contributions, drafts = Inbox(), Inbox()
+    payload = made_payload()
+    made = made_contribution(payload)
+    answers = {}
+    for sender in (ME, identity(9)):
+        _, (transport, home) = await world(sender, HOME)
+        for inbox, kind in ((contributions, False), (drafts, True)):
+            server = ContributionServer(home, RUN, size_of, inbox.take, verify_ed25519, drafts=kind)
+            await server.start()
+        answers[sender.peer] = await push(
+            transport, HOME.peer, made, PIECES, payload, WAIT_S, protocol=BUDDY_PROTOCOL
+        )
+    assert answers[ME.peer] == ""
+    assert "from its maker only" in answers[identity(9).peer]
+    assert drafts.taken == [(made, PIECES, payload)]
+    assert contributions.taken == []
 
 
 async def test_what_the_taker_says_reaches_the_sender() -> None:

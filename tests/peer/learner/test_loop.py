@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from dugnad.averaging.fragments import build_table
 from dugnad.averaging.trial import agree
@@ -295,6 +296,7 @@ def test_a_captured_learner_goes_on_bit_for_bit_in_another_process(
     work = [Work(0, 0, 4 * n, [n, n + 1, n + 2, n + 3], 0) for n in range(40)]
     daemon.start(*work[:10])
     heard = daemon.hear_until(Idle)
+    torch.rand(7)  # the generator is not where its seed has put it
     daemon.send(Capture(1), *work[10:])
     heard += daemon.hear_until(Idle)
     captured = next(m for m in heard if isinstance(m, Captured))
@@ -311,6 +313,7 @@ def test_a_captured_learner_goes_on_bit_for_bit_in_another_process(
         other.capture.array[: TABLE.total] = 0.0  # the parameters come from the anchor region
         other.resume(captured, *work[captured.step :])
         again = [m for m in other.hear_until(Idle) if isinstance(m, Step)]
+        assert torch.get_rng_state().numpy().tobytes() == captured.inner.random
     finally:
         other.close()
     assert [(m.step, m.loss, m.learning_rate) for m in again] == [
