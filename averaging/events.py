@@ -92,6 +92,14 @@ class SendLost:
 
 
 @dataclass(frozen=True, slots=True)
+class SendMoves:
+    """Of a :class:`SendContribution` under way more has arrived at its receiver just now."""
+
+    seq: int
+    to: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class ContributionIn:
     """Somebody's contribution has arrived in full, checked against its root and signature."""
 
@@ -220,6 +228,7 @@ Event = (
     | HandedIn
     | SendDone
     | SendLost
+    | SendMoves
     | ContributionIn
     | Merged
     | Signed

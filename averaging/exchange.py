@@ -39,6 +39,7 @@ from dugnad.averaging.events import (
     Send,
     SendDone,
     SendLost,
+    SendMoves,
     Signed,
     SignFailed,
     SignRefused,
@@ -137,6 +138,8 @@ class Exchange:
                 self.contributor.send_done(seq, to, refusal)
             case SendLost(seq, to):
                 self.contributor.send_lost(seq, to)
+            case SendMoves(_, to):
+                self.home.moves(to)
             case ContributionIn():
                 self.home.arrived(event)
             case Merged():

@@ -58,6 +58,8 @@ PROMISES_MAX: Final = 256
 """Promises remembered here; the store, which is asked before each signature, keeps all."""
 QUERY_S: Final = 0.5
 """An heir waits this long for word of a commit that exists already."""
+GRACE_MAX_S: Final = 30.0
+"""Arrivals on home lines spread by seconds; an interval's share (next) bounds it, too."""
 GRACE_SHARE: Final = 0.25
 """Grace is at most this share of an interval: learners lose nothing, they train on."""
 ALONE_FACTOR: Final = 3.0
@@ -93,7 +95,7 @@ class Home:
         self.asked_at: float | None = None
         self.work_since: float | None = None
         self.pass_at: float | None = None
-        self.grace = LearnedDelay(low=0.05, high=2.0, first=0.5)
+        self.grace = LearnedDelay(low=0.05, high=GRACE_MAX_S, first=0.5)
         self._revision = 0
         self._usable: tuple[tuple[int, int, bytes], Usable] | None = None
 
@@ -276,6 +278,13 @@ class Home:
         elif home != view.me:
             view.passed.add(home)
             view.note("succession", "a home has not committed in time and is passed over")
+
+    def moves(self, peer: PeerId) -> None:
+        """My contribution to ``peer`` is on its way and moving: a home on a slow line has not
+        stopped, and whoever came after it would have to be sent everything again.
+        """
+        if self.pass_at is not None and peer == self.view.current_home():
+            self.pass_at = max(self.pass_at, self.view.now + self.view.commit_delay.limit())
 
     def home_lost(self, peer: PeerId) -> None:
         """A lost home is skipped at once; its heir gets a full delay of its own."""

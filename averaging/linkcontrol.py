@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dugnad.averaging.codecs import CODECS, COMMIT_CODECS
+from dugnad.averaging.formats import CommitRecord
 from dugnad.averaging.linkrate import Delivery, LinkRate
 from dugnad.dht.advert import SLOW_BYTES_PER_S
 from dugnad.dht.ids import PeerId
@@ -69,6 +70,17 @@ def richest(names: Sequence[str], sizes: Sequence[int], budget: float) -> str | 
     return None
 
 
+def lateness(applied: Sequence[CommitRecord], me: PeerId) -> list[int]:
+    """By how many versions each contribution of ``me`` in these commits is late: 0 when the first
+    version that could list it does."""
+    return [
+        one.header.version - 1 - row.contribution.base
+        for one in applied
+        for row in one.inputs
+        if row.contribution.peer == me
+    ]
+
+
 class LinkControl:
     """The links of one peer, and the codecs that follow from them. Bytes and seconds."""
 
@@ -86,6 +98,8 @@ class LinkControl:
         """
         self.sizes = tuple(sizes)
         self.up: dict[PeerId, LinkRate] = {}
+        self.line = 0.0
+        """What our own uplink carries to all peers together, bytes a second; 0: unknown."""
         self.down = LinkRate()
         """This peer's downlink, as whole commits arrive."""
         self.up_limit = 0.0
@@ -124,8 +138,8 @@ class LinkControl:
 
     @property
     def uplink(self) -> float:
-        """This peer's own uplink: at least what its quickest link carries; 0 while unknown."""
-        return max((link.rate for link in self.up.values()), default=0.0)
+        """This peer's own uplink, or what its quickest link carries; 0 while unknown."""
+        return self.line or max((link.rate for link in self.up.values()), default=0.0)
 
     def rate_to(self, peer: PeerId, downlink: float = 0.0) -> float:
         """Bytes a second to reckon with towards a peer.
@@ -137,7 +151,7 @@ class LinkControl:
         if not known:
             both = self.uplink > 0.0 and downlink > 0.0
             known = min(self.uplink, downlink) if both else float(SLOW_BYTES_PER_S)
-        return min(known, self.up_limit) if self.up_limit else known
+        return min(rate for rate in (known, self.line, self.up_limit) if rate)
 
     # -- what is chosen ------------------------------------------------------------------------
 

@@ -154,13 +154,20 @@ class Hosts:
     """The hosts of one network, from `with` to its end. RuntimeError when they cannot be made."""
 
     def __init__(
-        self, lines: Mapping[str, Line], behind_nat: Collection[str] = (), seed: int = 0
+        self,
+        lines: Mapping[str, Line],
+        behind_nat: Collection[str] = (),
+        seed: int = 0,
+        *,
+        without_tcp: bool = False,
     ) -> None:
+        """``without_tcp``: a network that carries no TCP, as some guest networks do."""
         if len(lines) > HOSTS_MAX:
             raise ValueError(f"{len(lines)} hosts, at most {HOSTS_MAX}")
         self._lines = dict(lines)
         self._nat = frozenset(behind_nat)
         self._seed = seed
+        self._without_tcp = without_tcp
         self._hosts: dict[str, Host] = {}
         self._emulator: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -178,7 +185,9 @@ class Hosts:
             )
             theirs.close()
             lines = {name: asdict(line) for name, line in self._lines.items()}
-            made = self._ask(lines=lines, nat=sorted(self._nat), seed=self._seed)
+            made = self._ask(
+                lines=lines, nat=sorted(self._nat), seed=self._seed, without_tcp=self._without_tcp
+            )
         except BaseException:
             self.close()
             raise
@@ -290,6 +299,7 @@ class _Emulator:
         self._names: dict[str, int] = {}
         self._devices: list[int] = []
         self._wan = Wan([], random.Random(0))
+        self._without_tcp = False
 
     def run(self) -> None:
         orders = self._hear()
@@ -324,6 +334,8 @@ class _Emulator:
                 return
             if len(packet) < 20 or packet[0] >> 4 != 4:
                 continue
+            if self._without_tcp and packet[9] == socket.IPPROTO_TCP:
+                continue
             if packet[16:20] == _MULTICAST_DNS:  # the hosts are neighbours, too
                 for dst in range(hosts):
                     if dst != src:
@@ -333,6 +345,7 @@ class _Emulator:
 
     def _make(self, orders: dict[str, Any]) -> None:
         made = {}
+        self._without_tcp = orders["without_tcp"]
         lines = [Line(**line) for line in orders["lines"].values()]
         for number, name in enumerate(orders["lines"]):
             self._names[name] = number

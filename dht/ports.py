@@ -5,7 +5,7 @@ in-memory twin). One contract suite runs over both.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dugnad.dht.ids import PeerId, peer_text
 
@@ -69,6 +69,15 @@ class Stream(Protocol):
 
     def abort(self) -> None:
         """Gives the stream up at once; whatever is unsent is lost."""
+        ...
+
+
+@runtime_checkable
+class Acknowledged(Protocol):
+    """A stream whose machine knows what the other machine has: one with a connection of its own."""
+
+    def unsent(self) -> int:
+        """Bytes written that the other machine has not acknowledged yet."""
         ...
 
 

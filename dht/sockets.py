@@ -137,7 +137,7 @@ class SocketStream:
 
     async def _sent(self) -> None:
         """Waits until the other end of the socket has taken what was written."""
-        while _unsent(self._socket):  # noqa: ASYNC110  # the kernel has no event for this
+        while unsent_bytes(self._socket):  # noqa: ASYNC110  # the kernel has no event for this
             await asyncio.sleep(_POLL_S)
 
     async def _read_to_end(self) -> None:
@@ -201,8 +201,8 @@ class SocketStream:
             self._socket.close()
 
 
-def _unsent(connection: socket.socket) -> int:
-    """Bytes that the daemon has not taken yet; 0 where the system does not tell."""
+def unsent_bytes(connection: socket.socket) -> int:
+    """Bytes that the other end has not taken yet; 0 where the system does not tell."""
     try:
         answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
     except OSError:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from dugnad.dht.ids import PeerId
-from dugnad.dht.sockets import SocketStream
+from dugnad.dht.sockets import SocketStream, unsent_bytes
 
 T = TypeVar("T")
 
@@ -46,6 +46,11 @@ class TlsStream(SocketStream):
         super().__init__(connection, peer, forget)
         self._tls = connection
         self._lock = threading.Lock()  # OpenSSL allows one call at a time on a connection
+
+    def unsent(self) -> int:
+        """Bytes, encrypted, that the other machine has not acknowledged; 0 where it cannot be
+        told, and after the end."""
+        return unsent_bytes(self._socket) if self._socket.fileno() >= 0 else 0
 
     async def _receive(self, view: memoryview) -> int:
         got = await when_ready(self._tls, partial(self._read_some, view[:INLINE_BYTES]))

@@ -18,6 +18,7 @@ from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
 from dugnad.averaging.buffers import AnchorState
 from dugnad.averaging.exchange import Exchange
+from dugnad.averaging.linkcontrol import lateness
 from dugnad.averaging.worker import Commit, FragmentWorker, Kept, WorkError
 from dugnad.dht.ids import PeerId
 from dugnad.dht.ports import TransportError
@@ -32,6 +33,8 @@ LANE_MAX: Final = 256
 PUSH_TIMEOUT_S: Final = 60.0
 """A contribution that takes longer, and longer than two intervals (later nobody lists it), is sent
 again or replaced; the core does not wait for it."""
+WATCH_S: Final = 0.5
+"""Half of the shortest time after which a home is passed over."""
 THREADS: Final = 2
 """Threads for numbers, hashes and signatures: the learner has the cores."""
 
@@ -75,6 +78,7 @@ class Averager:
         self._hand_ins = HandIns(ports, self._thread)
         self._closed = False
         self._forwarding = 0
+        self._watches: dict[tuple[int, int, PeerId], asyncio.TimerHandle] = {}
         self.handed_over = asyncio.Event()
         """Set when, after LeaveNow, everything is in other hands."""
 
@@ -413,6 +417,8 @@ class Averager:
         kept = self.fragments[p].worker.inbox.get((self.ports.signer.peer, seq))
         if kept is None:
             return
+        loop = asyncio.get_running_loop()
+        watch = loop.call_later(WATCH_S, self._watch_send, p, seq, to)
         try:
             refusal = await asyncio.wait_for(
                 self.ports.network.push(to, kept.contribution, kept.pieces, kept.payload),
@@ -422,6 +428,16 @@ class Averager:
             self.feed(p, ev.SendLost(seq, to))
         else:
             self.feed(p, ev.SendDone(seq, to, refusal))
+        finally:
+            watch.cancel()
+            self._watches.pop((p, seq, to), watch).cancel()
+
+    def _watch_send(self, p: int, seq: int, to: PeerId) -> None:
+        """Tell the core now and then that a contribution is still getting through."""
+        if self.ports.codecs.moving(p, to):
+            self.feed(p, ev.SendMoves(seq, to))
+        loop = asyncio.get_running_loop()
+        self._watches[(p, seq, to)] = loop.call_later(WATCH_S, self._watch_send, p, seq, to)
 
     async def _forward(self, p: int, key: ev.Key, to: PeerId) -> None:
         """Bring somebody else's contribution to the next home; if that fails, it was tried."""
@@ -475,14 +491,3 @@ class Averager:
     def left(self) -> bool:
         """After LeaveNow: whether everything is handed in and in other hands."""
         return not self._forwarding and all(shell.core.left() for shell in self.fragments)
-
-
-def lateness(applied: Sequence[fm.CommitRecord], me: PeerId) -> list[int]:
-    """By how many versions each contribution of ``me`` in these commits is late: 0 when the first
-    version that could list it does."""
-    return [
-        one.header.version - 1 - row.contribution.base
-        for one in applied
-        for row in one.inputs
-        if row.contribution.peer == me
-    ]

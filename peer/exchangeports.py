@@ -82,6 +82,10 @@ class CodecPort(Protocol):
         """Whether the fragment's last contribution is still on its way."""
         ...
 
+    def moving(self, fragment: int, to: PeerId) -> bool:
+        """Whether a contribution of the fragment is on its way to this peer, and moving."""
+        ...
+
     def hand_in(self, fragment: int, home: PeerId | None, interval_s: float) -> str:
         """The codec of the next hand-in to this home (None: me); '' for the run's usual one."""
         ...
@@ -100,6 +104,10 @@ class UsualCodecs:
 
     def busy(self, fragment: int) -> bool:
         """No: nobody watches the links."""
+        return False
+
+    def moving(self, fragment: int, to: PeerId) -> bool:
+        """No: the same."""
         return False
 
     def hand_in(self, fragment: int, home: PeerId | None, interval_s: float) -> str:

@@ -43,15 +43,11 @@ TRIPS_TELLING: Final = 2.0
 class Flow:
     """One transfer over one link. Bytes, and seconds of whoever calls."""
 
-    def __init__(
-        self, link: LinkRate, rtt_s: float | None, now: float, *, share: float = 1.0
-    ) -> None:
-        """`share` of the window is this transfer's: others over the same line have the rest."""
+    def __init__(self, link: LinkRate, rtt_s: float | None, now: float) -> None:
         self.rate = link.assumed
         self.under_way = 0
         self._rtt_s = RTT_FIRST_S if rtt_s is None else rtt_s
-        self._window = _window(self.rate, self._rtt_s, share)
-        self._share = share
+        self._window = _window(self.rate, self._rtt_s)
         self._shown_s = min(SHOWN_S, max(SHOWN_S_MIN, SHOWN_TRIPS * self._rtt_s))
         self._bucket = Bucket()
         self._began = self.moved_at = now
@@ -74,6 +70,8 @@ class Flow:
 
     def sent(self, size: int, now: float) -> float:
         """`size` bytes are about to go; the seconds to wait before they do."""
+        if not self.under_way and self._arrived:
+            self.paused()  # whatever it was that let the line run dry
         self.under_way += size
         wait = self._bucket.take(size, now)
         if wait > 0.0:
@@ -83,10 +81,6 @@ class Flow:
     def paused(self) -> None:
         """Something of ours held it up (a pace, an owner's limit): the line could do more."""
         self._held = self._paused = True
-
-    def unheard(self) -> None:
-        """The other side tells nothing of its progress: from now on by the assumed rate alone."""
-        self._bucket.rate = PACE * self.rate
 
     def arrived(self, total: int, now: float) -> None:
         """The other side has `total` bytes by now; less than before, or more than were sent, is
@@ -113,7 +107,7 @@ class Flow:
         self.rate, self._shown = rate, True
         queued = self._window / rate - self._rtt_s > QUEUE_S / 2.0
         self._bucket.rate = PACE * rate if queued else 0.0
-        before, fitting = self._window, _window(rate, self._rtt_s, self._share)
+        before, fitting = self._window, _window(rate, self._rtt_s)
         self._window = max(before, fitting)
         return fitting > before
 
@@ -127,8 +121,8 @@ class Flow:
         return Delivery(self._arrived, on_line, telling)
 
 
-def _window(rate: float, rtt_s: float, share: float) -> int:
-    return max(WINDOW_BYTES_MIN, int(rate * (rtt_s + QUEUE_S) * share))
+def _window(rate: float, rtt_s: float) -> int:
+    return max(WINDOW_BYTES_MIN, int(rate * (rtt_s + QUEUE_S)))
 
 
 class Meter(Protocol):

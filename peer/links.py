@@ -57,6 +57,11 @@ class _Under:
 
     fragment: int
     flow: Flow
+    to: PeerId
+
+    def moves(self, now: float) -> bool:
+        """Whether something of it has arrived lately."""
+        return now - self.flow.moved_at < MOVING_S
 
 
 @dataclass(slots=True)
@@ -94,10 +99,9 @@ class Links:
 
     def begin(self, peer: PeerId, fragment: int) -> Flow:
         """A contribution sets out for a peer."""
-        share = 1.0 / (1 + len(self._under_way))
-        flow = Flow(self.control.link(peer), self.rtt(peer), clock.now(), share=share)
+        flow = Flow(self.control.link(peer), self.rtt(peer), clock.now())
         if len(self._under_way) < PUSHES_MAX:
-            self._under_way[id(flow)] = _Under(fragment, flow)
+            self._under_way[id(flow)] = _Under(fragment, flow, peer)
         return flow
 
     def end(self, peer: PeerId, flow: Flow) -> None:
@@ -127,15 +131,21 @@ class Links:
     def busy(self, fragment: int) -> bool:
         """Whether the last contribution of a fragment is still under way, and moving: another one
         beside it would make both late, and what is learned meanwhile goes with the next."""
-        now = clock.now()
+        now, under_way = clock.now(), self._under_way.values()
+        return any(one.fragment == fragment and one.moves(now) for one in under_way)
+
+    def moving(self, fragment: int, to: PeerId) -> bool:
+        """Whether a contribution of a fragment is on its way to this peer, and moving."""
+        now, under_way = clock.now(), self._under_way.values()
         return any(
-            one.fragment == fragment and now - one.flow.moved_at < MOVING_S
-            for one in self._under_way.values()
+            one.fragment == fragment and one.to == to and one.moves(now) for one in under_way
         )
 
     def hand_in(self, fragment: int, home: PeerId | None, interval_s: float) -> str:
         """The codec of the next hand-in of a fragment to its home; None: this peer is."""
         downlink = self._downlink(home) if home is not None else 0.0
+        uplink = self.daemon.swarm.traffic.uplink
+        self.control.line = uplink.rate if uplink is not None and uplink.full else 0.0
         chosen = self.control.hand_in(
             fragment, home, interval_s, downlink=downlink, other=self._served_rate()
         )

@@ -1,9 +1,8 @@
 """The sending end of a contribution: the offer, the payload as its flow allows, and the answer.
 
 While a payload comes in its receiver tells how much of it has arrived (a frame of a 0 byte and a
-64-bit count; an answer is printable text, so the two cannot be mistaken). The sender keeps no more
-under way than its flow allows. A receiver of an older release tells nothing: after SILENT_S without
-any word the payload goes at the pace of the rate that is assumed, without a window.
+64-bit count; an answer is printable text, so the two cannot be mistaken): over libp2p nobody else
+can. A receiver of an older release tells nothing; then only the machine's own pace holds.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from dugnad.dht.frames import read_frame, write_frame
 from dugnad.dht.ids import PeerId
 from dugnad.dht.ports import Transport, TransportError
 from dugnad.dht.records import encode
-from dugnad.peer.flow import Flow, Meter
+from dugnad.peer.flow import Meter
 from dugnad.peer.transferwire import (
     CONTRIBUTE_PROTOCOL,
     REASON_CHARS_MAX,
-    STEP_BYTES,
     Offer,
     PacedStream,
     Stalled,
@@ -28,8 +26,6 @@ from dugnad.peer.transferwire import (
     plain,
 )
 
-SILENT_S: Final = 2.0
-"""The first word of progress comes a round trip after the first step; more than any usual line."""
 _TOTAL_BYTES: Final = 8
 _WORD_BYTES: Final = 1 + _TOTAL_BYTES
 _REASON_BYTES_MAX: Final = 4 * REASON_CHARS_MAX
@@ -63,7 +59,7 @@ async def push(
                 line, began = PacedStream(stream, timeout_s, traffic), loop.time()
                 line.flow = flow
                 offer = encode(Offer(contribution, pieces, tells=flow is not None))
-                reason = await _Push(line, flow, len(payload)).run(offer, payload)
+                reason = await _Push(line, len(payload)).run(offer, payload)
                 if not reason:
                     traffic.push_bytes_per_s = len(payload) / max(loop.time() - began, 1e-4)
                 return reason
@@ -83,10 +79,8 @@ def word_of(total: int) -> bytes:
 class _Push:
     """One push under way."""
 
-    def __init__(self, line: PacedStream, flow: Flow | None, size: int) -> None:
-        self._line, self._flow, self._size = line, flow, size
-        self._told = asyncio.Event()
-        self._heard = self._silent = False
+    def __init__(self, line: PacedStream, size: int) -> None:
+        self._line, self._size = line, size
 
     async def run(self, offer: bytes, payload: bytes) -> str:
         """Sends and listens at the same time: a refusal may come long before the last byte is
@@ -102,49 +96,27 @@ class _Push:
             await asyncio.gather(sending, return_exceptions=True)
 
     async def _answer(self) -> str:
-        loop = asyncio.get_running_loop()
+        line = self._line
         while True:
-            data = await read_frame(self._line, _REASON_BYTES_MAX)
+            data = await read_frame(line, _REASON_BYTES_MAX)
             if len(data) != _WORD_BYTES or data[0]:
-                if self._flow is not None and not data:  # taken, so all of it has arrived
-                    self._flow.arrived(self._size, loop.time())
+                if not data:  # taken, so all of it has arrived
+                    self._told(self._size)
                 return plain(data.decode("utf-8", "replace"))
-            if self._flow is not None:
-                self._flow.arrived(int.from_bytes(data[1:], "big"), loop.time())
-                self._heard = True
-                self._told.set()
+            self._told(int.from_bytes(data[1:], "big"))
+
+    def _told(self, total: int) -> None:
+        if self._line.flow is not None and total <= self._size:
+            self._line.told = total
+            self._line.look()
 
     async def _send(self, offer: bytes, payload: bytes) -> bool:
         """Whether all was sent; if not, the reading side says why."""
         try:
             await write_frame(self._line, offer)
-            if self._flow is None:
-                await self._line.write(payload)
-            else:
-                await self._flowing(memoryview(payload), self._flow)
+            if self._line.flow is not None:
+                self._line.begin_flow()
+            await self._line.write(payload)
         except TransportError:
             return False
         return True
-
-    async def _flowing(self, payload: memoryview, flow: Flow) -> None:
-        loop, at = asyncio.get_running_loop(), 0
-        while at < len(payload):
-            left = len(payload) - at
-            size = min(left, await self._room(flow, min(left, STEP_BYTES // 2)))
-            wait = flow.sent(size, loop.time())
-            if wait > 0.0:
-                await asyncio.sleep(wait)
-            await self._line.write(payload[at : at + size])
-            at += size
-
-    async def _room(self, flow: Flow, wanted: int) -> int:
-        """Bytes that may go, at least `wanted`, once words of progress have made room for them."""
-        while flow.room() < wanted and not self._silent:
-            self._told.clear()
-            try:
-                async with asyncio.timeout(None if self._heard else SILENT_S):
-                    await self._told.wait()
-            except TimeoutError:
-                self._silent = True
-                flow.unheard()
-        return wanted if self._silent else flow.room()

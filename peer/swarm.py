@@ -34,6 +34,7 @@ from dugnad.peer.transferwire import (
     PULL_PROTOCOL,
     Traffic,
 )
+from dugnad.peer.uplink import Uplink
 
 PUSH_TIMEOUT_S = 3600.0
 """A bound on everything; the averager knows how long a contribution is of use."""
@@ -63,7 +64,7 @@ class Swarm:
         )
         self.identity = identity
         self.hooks = hooks
-        self.traffic = Traffic()
+        self.traffic = Traffic(uplink=Uplink())
         self.reports: list[SeedReport] = []
         self._restarting = False
         self.links: Links | None = None

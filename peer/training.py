@@ -94,6 +94,8 @@ class Training:
         self.steps = 0
         self.tokens = 0
         self.tokens_per_s = 0.0
+        self.step_s = 0.0
+        """Seconds that steps took, of all learners so far."""
         self.loss: float | None = None
         self.idle = False
         self.own_class: int | None = None
@@ -308,6 +310,7 @@ class Training:
         self.revival.stepped(self.clock())
         self.fault = ""
         self.steps += 1
+        self.step_s += event.seconds
         self.tokens += event.tokens
         known = self.loss
         self.loss = event.loss if known is None else known + LOSS_SHARE * (event.loss - known)

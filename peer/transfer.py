@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
@@ -30,6 +31,7 @@ from dugnad.dht.frames import FrameError, read_frame, write_frame
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.ports import Stream, Transport
 from dugnad.dht.records import RecordError, Verifier, decode, encode
+from dugnad.peer.flow import Meter, Rates
 from dugnad.peer.pushing import word_of
 from dugnad.peer.transferwire import (
     BUDDY_PROTOCOL,
@@ -235,8 +237,13 @@ class PullServer:
         *,
         idle_s: float = IDLE_S,
         traffic: Traffic | None = None,
+        meter: Meter | None = None,
     ) -> None:
-        """Streams on which nothing moves for `idle_s` are ended, those without requests too."""
+        """Streams on which nothing moves for `idle_s` are ended, those without requests too.
+
+        `meter` knows how quickly each peer takes what it draws.
+        """
+        self._meter = meter or Rates(time.monotonic)
         self._transport, self._run, self._donor = transport, run, donor
         self._idle_s = idle_s
         self._traffic = traffic or Traffic()
@@ -250,12 +257,16 @@ class PullServer:
 
     async def _serve(self, stream: Stream) -> None:
         line = PacedStream(stream, self._idle_s, self._traffic)
+        line.flow = flow = self._meter.begin(stream.peer)
         try:
             with self._streams.hold(stream.peer):
                 while True:
                     await self._answer(line, await _request(line))
         except Refusal as refusal:
             await write_frame(line, encode(NotHere(refusal.reason)))
+        finally:
+            self._meter.end(stream.peer, flow)
+            line.done()
 
     async def _answer(self, line: PacedStream, request: Request) -> None:
         """Answers one request. A refusal of it leaves the stream usable."""

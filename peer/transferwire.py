@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Annotated, Final, Literal, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
@@ -33,10 +31,11 @@ from dugnad.averaging.reconcile import RANGES_MAX, Range
 from dugnad.averaging.statements import STATEMENT_BYTES_MAX
 from dugnad.averaging.tree import LEAVES_MAX, Bytes, leaf_hash
 from dugnad.dht.ids import PeerId
-from dugnad.dht.ports import Stream, StreamEnded, TransportError
 from dugnad.peer.corpus import SHARDS_MAX
-from dugnad.peer.flow import Flow
-from dugnad.peer.ratelimit import Bucket
+from dugnad.peer.pacedstream import PacedStream as PacedStream
+from dugnad.peer.pacedstream import Stalled as Stalled
+from dugnad.peer.pacedstream import Traffic as Traffic
+from dugnad.peer.room import Room as Room
 
 T = TypeVar("T")
 
@@ -48,22 +47,12 @@ PULL_PROTOCOL: Final = "/dugnad/pull/1"
 # --- waiting ----------------------------------------------------------------------------------
 
 IDLE_S: Final = 10.0
-"""STEP_BYTES must move within this time. Longer than the worst pause of a busy home machine."""
+"""A step must move within this time. Longer than the worst pause of a busy home machine."""
 PATIENCE_S: Final = 2.0
 """As IDLE_S, once another donor has nothing to do but wait: a frozen peer should not cost ten
 seconds when its part can come from elsewhere. Guess, to be measured."""
 OPEN_S: Final = 5.0
 """To open a stream to a peer: two round trips, or a dial through a relay."""
-STEP_BYTES: Final = 32 << 10
-"""The unit of progress: 26 kbit/s at least. Smaller steps cost more timers than they tell."""
-STEP_BYTES_MAX: Final = 1 << 20
-"""A step on a quick line: on loopback 32 KiB ones cost more in waiting than in moving (15 % of
-the CPU of an exchange went to the interpreter)."""
-QUICK_S: Final = 0.05
-"""A step within this time is followed by one of twice the size."""
-SLOW_S: Final = 1.0
-"""One that took longer is followed by the smallest."""
-
 # --- sizes ------------------------------------------------------------------------------------
 
 OFFER_BYTES_MAX: Final = 256 << 10
@@ -231,10 +220,6 @@ Answer = Here | NotHere
 # --- trouble ----------------------------------------------------------------------------------
 
 
-class Stalled(TransportError):
-    """The other side let the time pass in which some bytes had to move."""
-
-
 class Refusal(Exception):
     """A request or a contribution is turned down; `reason` may be sent to whoever asked."""
 
@@ -265,125 +250,6 @@ def plain(text: str) -> str:
 
 
 # --- tools ------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Traffic:
-    """Bytes of bulk data that this daemon moved, what failed half-way included."""
-
-    sent: int = 0
-    received: int = 0
-    served: int = 0
-    """Of what was sent: whole answers to those who pull."""
-    up: Bucket = field(default_factory=Bucket)
-    """How fast its owner lets it send; without a rate, as fast as the line."""
-    down: Bucket = field(default_factory=Bucket)
-    push_bytes_per_s: float = 0.0
-    """Of the newest contribution that was taken, from offer to answer; 0: none yet."""
-
-
-class Room:
-    """Bytes received in place and then kept as `bytes`, without holding them twice."""
-
-    def __init__(self, size: int) -> None:
-        self._file = io.BytesIO(bytes(size))  # zero pages: nothing is touched before it arrives
-        self.view = self._file.getbuffer()
-
-    def take(self) -> bytes:
-        """The content. No slice of `view` may be written to afterwards."""
-        self.view.release()
-        return self._file.getvalue()  # the buffer itself, not a copy of it
-
-
-class PacedStream:
-    """A `Stream` that counts its bytes, and raises `Stalled` when a step of them takes too long."""
-
-    def __init__(self, stream: Stream, idle_s: float, traffic: Traffic) -> None:
-        self.peer = stream.peer
-        self.moved_at = asyncio.get_running_loop().time()
-        self._stream = stream
-        self._idle_s = idle_s
-        self._traffic = traffic
-        self._cut = ""
-        self._step = STEP_BYTES
-        self.flow: Flow | None = None
-        """The transfer that it carries: hears of the owner's pauses."""
-
-    async def read(self, n: int) -> bytes:
-        """Exactly `n` bytes."""
-        room = Room(n)
-        await self.read_into(room.view)
-        return room.take()
-
-    async def read_into(
-        self, target: memoryview, tell: Callable[[int], Awaitable[None]] | None = None
-    ) -> None:
-        """Fills `target`; `tell` is told after each step how much of it is here."""
-        view, at = _bytes_of(target), 0
-        while at < len(view):
-            step = self._step if tell is None else self._step // 2  # two of them fill a window
-            part = view[at : at + self._traffic.down.step(step)]
-            await self._allowed(self._traffic.down, len(part))
-            await self._in_time(self._stream.read_into(part))
-            self._traffic.received += len(part)
-            at += len(part)
-            if tell is not None:
-                await tell(at)
-
-    async def write(self, data: bytes | memoryview) -> None:
-        """Sends `data`."""
-        view, at = _bytes_of(memoryview(data)), 0
-        while at < len(view):
-            part = view[at : at + self._traffic.up.step(self._step)]
-            await self._allowed(self._traffic.up, len(part))
-            await self._in_time(self._stream.write(part))
-            self._traffic.sent += len(part)
-            at += len(part)
-
-    async def _allowed(self, bucket: Bucket, size: int) -> None:
-        """Waits until the owner's rate has room: not a fault of the line, so no deadline runs."""
-        wait = bucket.take(size, asyncio.get_running_loop().time())
-        if wait > 0.0:
-            if self.flow is not None:
-                self.flow.paused()
-            await asyncio.sleep(wait)
-
-    async def close(self) -> None:
-        """Sends what is unsent, then the end."""
-        await self._stream.close()
-
-    def abort(self) -> None:
-        """Gives the stream up."""
-        self._stream.abort()
-
-    def cut(self, reason: str) -> None:
-        """Gives the stream up; whoever reads or writes on it gets `Stalled` with the reason."""
-        self._cut = reason
-        self._stream.abort()
-
-    async def _in_time(self, work: Awaitable[None]) -> None:
-        """Waits for one step; a quick line gets longer ones, a slow one the shortest again."""
-        begin = asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout(self._idle_s):
-                await work
-        except TimeoutError:
-            raise Stalled(f"it gave or took nothing for {self._idle_s:g} s") from None
-        except StreamEnded:
-            if self._cut:
-                raise Stalled(self._cut) from None
-            raise
-        now = asyncio.get_running_loop().time()
-        if now - begin < QUICK_S:
-            self._step = min(2 * self._step, STEP_BYTES_MAX)
-        elif now - begin > SLOW_S:
-            self._step = STEP_BYTES
-        self.moved_at = now
-
-
-def _bytes_of(data: memoryview) -> memoryview:
-    """The same memory as single bytes."""
-    return data.cast("B") if data.format != "B" or data.ndim != 1 else data
 
 
 class Slots:

@@ -86,6 +86,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     control_p99_s: float | None = None
     """Of the newest round trips of heartbeats the 99th percentile."""
     heartbeats_lost: int = 0
+    parameters: int = 0
+    """Of the model."""
+    hand_ins: int = 0
+    """Contributions of this peer that a home took over the network."""
+    step_s: float = 0.0
+    """Seconds that training steps took so far."""
     slow_followers: list[str] = []
     """Members that cannot fetch this peer's last commit before the next one is due."""
 

@@ -310,6 +310,23 @@ def test_a_silent_home_is_passed_over_though_it_answers() -> None:
     assert only(heir.wait(QUERY_S + 0.1), ev.Merge)
 
 
+def test_a_home_that_my_contribution_still_moves_to_is_not_passed_over() -> None:
+    heir = at_place(1)
+    first = heir.core.view.current_home()
+    assert first is not None
+    for maker in others(heir):
+        arrive(heir, maker)
+    heir.wait(INTERVAL_S)
+    heir.hand_in()
+    delay = heir.core.view.commit_delay.limit()
+    for _ in range(4):
+        assert not only(heir.wait(delay / 2), ev.Note)
+        heir.tell(ev.SendMoves(1, first))
+        heir.tell(ev.SendMoves(1, heir.core.view.me))
+    assert not only(heir.wait(delay - 0.1), ev.Note)
+    assert [note.kind for note in only(heir.wait(0.2), ev.Note)] == ["succession"]
+
+
 def test_with_nothing_to_merge_nobody_is_passed_over() -> None:
     heir = at_place(1, learner=False)
     assert not only(heir.wait(60.0), ev.Note)

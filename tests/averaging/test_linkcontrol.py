@@ -8,7 +8,7 @@ import pytest
 
 from dugnad.averaging.codecs import CODECS, COMMIT_CODECS
 from dugnad.averaging.linkcontrol import GAMMA, LINKS_MAX, SHARE_MIN, LinkControl
-from dugnad.averaging.linkrate import Delivery, LinkRate
+from dugnad.averaging.linkrate import Delivery
 from dugnad.dht.advert import SLOW_BYTES_PER_S
 from dugnad.dht.ids import PeerId
 
@@ -143,7 +143,7 @@ def test_a_member_of_unknown_downlink_counts_as_slow() -> None:
 def test_a_line_that_halves_and_doubles_is_followed_within_two_hand_ins(seed: int) -> None:
     """Each hand-in takes what the line at that time needs, with a tenth of noise."""
     rng = random.Random(seed)
-    made, ideal = control(), control()
+    made = control()
     rate = rng.uniform(2.5e5, 5e6)
     since = 0
     for number in range(120):
@@ -155,11 +155,19 @@ def test_a_line_that_halves_and_doubles_is_followed_within_two_hand_ins(seed: in
         since += 1
         if since < 2:
             continue
-        ideal.up[HOME] = LinkRate(rate)
         following = made.hand_in(0, HOME, SECONDS)
         assert made.rate_to(HOME) == pytest.approx(rate, rel=0.25)
         taken = following.size / rate
         assert taken <= SECONDS * SIZES[0] / sum(SIZES), "it is there before the next is due"
         names = list(CODECS)
-        best = ideal.hand_in(0, HOME, SECONDS).codec
+        best = control(rate).hand_in(0, HOME, SECONDS).codec
         assert abs(names.index(following.codec) - names.index(best)) <= 1
+
+
+def test_our_own_line_bounds_every_link_and_helps_those_that_are_unknown() -> None:
+    made = control(1e6)
+    made.line = 4e5
+    assert made.rate_to(HOME) == 4e5
+    assert made.rate_to(OTHER, 2e6) == 4e5
+    assert made.rate_to(OTHER) == SLOW_BYTES_PER_S
+    assert made.uplink == 4e5

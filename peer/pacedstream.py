@@ -1,0 +1,243 @@
+"""A stream of bulk data that counts its bytes, keeps to every pace, and never waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from dugnad.dht.ports import Acknowledged, Stream, StreamEnded, TransportError
+from dugnad.peer.flow import Flow
+from dugnad.peer.ratelimit import Bucket
+from dugnad.peer.room import Room
+from dugnad.peer.uplink import Uplink
+
+STEP_BYTES: Final = 32 << 10
+"""The unit of progress: 26 kbit/s at least. Smaller steps cost more timers than they tell."""
+STEP_BYTES_MAX: Final = 1 << 20
+"""A step on a quick line: on loopback 32 KiB ones cost more in waiting than in moving (15 % of
+the CPU of an exchange went to the interpreter)."""
+QUICK_S: Final = 0.05
+"""A step within this time is followed by one of twice the size."""
+SLOW_S: Final = 1.0
+"""One that took longer is followed by the smallest."""
+LOOK_S: Final = 0.02
+"""Between two looks at what has arrived, while there is no room for more."""
+ROOM_BYTES_MIN: Final = STEP_BYTES // 2
+"""Room for less is no room: packets would be small and looks many."""
+SILENT_S: Final = 2.0
+"""The first word of progress comes a round trip after the first step; more than any usual line."""
+FREE_BYTES: Final = 1024
+"""Requests, answers and words of progress this long are not held up."""
+
+
+class Stalled(TransportError):
+    """The other side let the time pass in which some bytes had to move."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of bulk data that this daemon moved, what failed half-way included."""
+
+    sent: int = 0
+    received: int = 0
+    served: int = 0
+    """Of what was sent: whole answers to those who pull."""
+    up: Bucket = field(default_factory=Bucket)
+    """How fast its owner lets it send; without a rate, as fast as the line."""
+    down: Bucket = field(default_factory=Bucket)
+    uplink: Uplink | None = None
+    """What the line itself takes; None: nobody measures it."""
+    under_way: set[PacedStream] = field(default_factory=set)
+    """Streams of which not everything had arrived at the last look."""
+    push_bytes_per_s: float = 0.0
+    """Of the newest contribution that was taken, from offer to answer; 0: none yet."""
+
+
+class PacedStream:
+    """A `Stream` that counts its bytes, and raises `Stalled` when a step of them takes too long.
+
+    What it sends keeps to the owner's rate, to the pace of the uplink, and to its `flow`.
+    """
+
+    def __init__(self, stream: Stream, idle_s: float, traffic: Traffic) -> None:
+        self.peer = stream.peer
+        self.moved_at = asyncio.get_running_loop().time()
+        self.flow: Flow | None = None
+        """The transfer that it carries, if somebody measures it."""
+        self.told: int | None = None
+        """Bytes of that transfer that the other side says it has, once it says so."""
+        self._stream = stream
+        self._acked = stream if isinstance(stream, Acknowledged) else None
+        self._idle_s = idle_s
+        self._traffic = traffic
+        self._cut = ""
+        self._step = STEP_BYTES
+        self._sent = 0
+        self._pending = 0
+        """Of these bytes, those that have leave to go and were not given to the socket yet."""
+        self._arrived = 0
+
+    async def read(self, n: int) -> bytes:
+        """Exactly `n` bytes."""
+        room = Room(n)
+        await self.read_into(room.view)
+        return room.take()
+
+    async def read_into(
+        self, target: memoryview, tell: Callable[[int], Awaitable[None]] | None = None
+    ) -> None:
+        """Fills `target`; `tell` is told after each step how much of it is here."""
+        view, at = _bytes_of(target), 0
+        while at < len(view):
+            step = self._step if tell is None else self._step // 2  # two of them fill a window
+            part = view[at : at + self._traffic.down.step(step)]
+            await self._owed(self._traffic.down.take(len(part), self._now()))
+            await self._in_time(self._stream.read_into(part))
+            self._traffic.received += len(part)
+            at += len(part)
+            if tell is not None:
+                await tell(at)
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Sends `data`."""
+        view, at = _bytes_of(memoryview(data)), 0
+        free = len(view) <= FREE_BYTES
+        while at < len(view):
+            size = min(len(view) - at, self._traffic.up.step(self._step))
+            if not free:
+                if self._traffic.uplink is not None:
+                    size = min(size, self._traffic.uplink.step(size))
+                size = min(size, await self._room(size))
+            part = view[at : at + size]
+            await self._owed(self._traffic.up.take(size, self._now()))
+            if not free:
+                await self._paced(size)
+            await self._in_time(self._stream.write(part))
+            self._pending = 0
+            self._traffic.sent += size
+            at += size
+        if not free:
+            self.look()
+
+    async def close(self) -> None:
+        """Sends what is unsent, then the end."""
+        self.done()
+        await self._stream.close()
+
+    def abort(self) -> None:
+        """Gives the stream up."""
+        self.done()
+        self._stream.abort()
+
+    def cut(self, reason: str) -> None:
+        """Gives the stream up; whoever reads or writes on it gets `Stalled` with the reason."""
+        self._cut = reason
+        self.abort()
+
+    def begin_flow(self) -> None:
+        """From here on the bytes are its flow's, and the other side is to tell what arrived."""
+        self._sent = self._arrived = self.told = 0
+
+    def look(self) -> None:
+        """Take note of what has arrived by now."""
+        if self._acked is not None:
+            arrived = max(0, self._sent - self._pending - self._acked.unsent())
+        elif self.told is not None:
+            arrived = self.told
+        else:
+            return  # nobody can tell
+        new, now = arrived - self._arrived, self._now()
+        if not 0 <= new <= self._sent - self._arrived:
+            return
+        self._arrived = arrived
+        if new:
+            self.moved_at = now
+        if self.flow is not None and new:
+            self.flow.arrived(arrived, now)
+        if self._traffic.uplink is not None:
+            self._traffic.uplink.moved(id(self), new, self._sent - arrived, now)
+            if self._sent > arrived:
+                self._traffic.under_way.add(self)
+            else:
+                self._traffic.under_way.discard(self)
+
+    async def _room(self, size: int) -> int:
+        """Bytes that may go, at least ROOM_BYTES_MIN of `size`."""
+        wanted, since = min(size, ROOM_BYTES_MIN), self._now()
+        while True:
+            self.look()
+            for other in tuple(self._traffic.under_way):
+                other.look()
+            room = min(self._rooms(), default=size)
+            if room >= wanted:
+                return room
+            if not self.told and self._now() - since > SILENT_S:
+                self.told = None  # an older release: it tells nothing
+            if self._now() - max(since, self.moved_at) > self._idle_s:
+                raise Stalled(f"it took nothing for {self._idle_s:g} s")
+            await asyncio.sleep(LOOK_S)
+
+    def _rooms(self) -> list[int]:
+        """What holds this stream up: only where somebody can tell what has arrived."""
+        if self._acked is None and self.told is None:
+            return []
+        rooms = [self.flow.room()] if self.flow is not None else []
+        uplink = self._traffic.uplink
+        return rooms if uplink is None else [*rooms, uplink.room(self._now())]
+
+    async def _paced(self, size: int) -> None:
+        """Waits as the line's pace and the transfer's want it."""
+        now, wait = self._now(), 0.0
+        self._sent += size
+        self._pending = size
+        self.look()  # others that wait for room see that this much is taken
+        if self._traffic.uplink is not None:
+            wait = self._traffic.uplink.take(size, now)
+            if wait > 0.0 and self.flow is not None:
+                self.flow.paused()
+        if self.flow is not None:
+            wait = max(wait, self.flow.sent(size, now))
+        if wait > 0.0:
+            await asyncio.sleep(wait)
+
+    async def _owed(self, wait: float) -> None:
+        """Waits for the owner's rate: not a fault of the line, so no deadline runs."""
+        if wait > 0.0:
+            if self.flow is not None:
+                self.flow.paused()
+            await asyncio.sleep(wait)
+
+    def done(self) -> None:
+        """Nothing more is sent on it."""
+        if self._traffic.uplink is not None:
+            self._traffic.uplink.ended(id(self))
+            self._traffic.under_way.discard(self)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _in_time(self, work: Awaitable[None]) -> None:
+        """Waits for one step; a quick line gets longer ones, a slow one the shortest again."""
+        begin = self._now()
+        try:
+            async with asyncio.timeout(self._idle_s):
+                await work
+        except TimeoutError:
+            raise Stalled(f"it gave or took nothing for {self._idle_s:g} s") from None
+        except StreamEnded:
+            if self._cut:
+                raise Stalled(self._cut) from None
+            raise
+        now = self._now()
+        if now - begin < QUICK_S:
+            self._step = min(2 * self._step, STEP_BYTES_MAX)
+        elif now - begin > SLOW_S:
+            self._step = STEP_BYTES
+        self.moved_at = now
+
+
+def _bytes_of(data: memoryview) -> memoryview:
+    """The same memory as single bytes."""
+    return data.cast("B") if data.format != "B" or data.ndim != 1 else data
