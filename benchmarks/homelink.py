@@ -9,6 +9,9 @@ Real daemons whose learners have no cap train one model over an emulated wide-ar
 * home: four peers on 10 Mbit/s down, 2 up, 80 ms round trip, 1 % loss, over TCP;
 * quic: the same where the network carries no TCP at all;
 * mixed: lines of 2, 8, 25 and 100 Mbit/s, of which one is halved midway;
+* codecs: tokens to a target on lines of 2 to 100 Mbit/s, one of them halved midway, the controller
+  against each fixed codec; in the simulator's numeric mode (`_linkworld`), since real processes
+  would need hours for it;
 * lan: no line to speak of, to see what of the learners' time the machine itself takes.
 
 | key | what | goal |
@@ -16,6 +19,7 @@ Real daemons whose learners have no cap train one model over an emulated wide-ar
 | utilisation | of a learner's time that its steps take, the lowest peer | >= 0.95 |
 | heartbeats_lost | pings without an answer, and peers lost | 0 |
 | control_p99_s | 99th percentile of heartbeats' round trips, the worst peer | <= 1 |
+| tokens_to_target_speed | against the best single fixed codec | >= 1.5 |
 | controller_adapts_hand_ins | hand-ins after the halving until one fits the line again | <= 2 |
 """
 
@@ -32,13 +36,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from _linepeer import RUN_FILE, LinePeer, LineSwarm
+from _linkworld import codecs
 from _nethosts import Hosts, missing
 from _wan import Line
 
 HOME: Final = Line(2.0, 10.0, delay_ms=20.0, loss=0.005)
 """Two of them make a way of 80 ms there and back on which one packet in a hundred is lost."""
 LAN: Final = Line(1000.0, 1000.0)
-PARTS: Final = ("home", "quic", "mixed", "lan")
+PARTS: Final = ("home", "quic", "mixed", "codecs", "lan")
 MIXED: Final = (2.0, 8.0, 25.0, 100.0)
 START_S: Final = 150.0
 TICK_S: Final = 0.5
@@ -49,6 +54,7 @@ GOALS: Final = {
     "heartbeats_lost": ("<=", 0),
     "control_p99_s": ("<=", 1.0),
     "controller_adapts_hand_ins": ("<=", 2),
+    "tokens_to_target_speed": (">=", 1.5),
 }
 
 Figures = dict[str, Any]  # Any: JSON
@@ -58,12 +64,14 @@ def main() -> None:
     """Measure, print, and write the numbers to --json."""
     options = parse()
     parts = PARTS if options.part == "all" else (options.part,)
-    if reason := missing():
+    if parts != ("codecs",) and (reason := missing()):
         raise SystemExit(reason)
     found: Figures = {}
     for part in parts:
         begin = time.monotonic()
-        if part == "mixed":
+        if part == "codecs":
+            found[part] = codecs(seeds=options.seeds, short=options.short)
+        elif part == "mixed":
             found[part] = mixed(options)
         else:
             found[part] = equal(options, LAN if part == "lan" else HOME, quic=part == "quic")
@@ -82,6 +90,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.0, help="measured; 0: 60 or 180")
     parser.add_argument("--peers", type=int, default=4, help="of home and quic")
     parser.add_argument("--steps", type=int, default=80, help="of a peer between merges")
+    parser.add_argument("--seeds", type=int, default=3, help="of the simulated comparison")
     parser.add_argument("--codec", default="auto", help="auto, or a codec for all hand-ins")
     options = parser.parse_args()
     options.seconds = options.seconds or (60.0 if options.short else 180.0)
@@ -200,7 +209,7 @@ def show(part: str, figures: Figures) -> None:
     """Print a part's figures, with the goals."""
     print(f"== {part} ({figures['seconds']:.0f} s)")
     for key, value in figures.items():
-        if key == "peers":
+        if key in ("peers", "simulated"):
             for name, row in value.items():
                 print(f"   {name}: " + ", ".join(f"{k} {v}" for k, v in row.items()))
         elif key in GOALS:
