@@ -16,6 +16,7 @@ from dugnad.averaging.linkrate import Delivery
 from dugnad.dht.ids import PeerId
 from dugnad.peer import clock
 from dugnad.peer.flow import Flow, Meter
+from dugnad.peer.pacedstream import stream_time
 from dugnad.peer.ratelimit import BYTES_PER_MBIT
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Links:
 
     def begin(self, peer: PeerId, fragment: int) -> Flow:
         """A contribution sets out for a peer."""
-        flow = Flow(self.control.link(peer), self.rtt(peer), clock.now())
+        flow = Flow(self.control.link(peer), self.rtt(peer), stream_time())
         if len(self._under_way) < PUSHES_MAX:
             self._under_way[id(flow)] = _Under(fragment, flow, peer)
         return flow
@@ -107,7 +108,7 @@ class Links:
     def end(self, peer: PeerId, flow: Flow) -> None:
         """It has arrived, or failed."""
         self._under_way.pop(id(flow), None)
-        self.control.delivered(peer, flow.delivery(clock.now()))
+        self.control.delivered(peer, flow.delivery(stream_time()))
 
     def taken(self, peer: PeerId, fragment: int, codec: str, size: int) -> None:
         """A peer has taken a contribution of ours."""
@@ -131,12 +132,12 @@ class Links:
     def busy(self, fragment: int) -> bool:
         """Whether the last contribution of a fragment is still under way, and moving: another one
         beside it would make both late, and what is learned meanwhile goes with the next."""
-        now, under_way = clock.now(), self._under_way.values()
+        now, under_way = stream_time(), self._under_way.values()
         return any(one.fragment == fragment and one.moves(now) for one in under_way)
 
     def moving(self, fragment: int, to: PeerId) -> bool:
         """Whether a contribution of a fragment is on its way to this peer, and moving."""
-        now, under_way = clock.now(), self._under_way.values()
+        now, under_way = stream_time(), self._under_way.values()
         return any(
             one.fragment == fragment and one.to == to and one.moves(now) for one in under_way
         )

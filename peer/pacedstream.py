@@ -36,6 +36,11 @@ class Stalled(TransportError):
     """The other side let the time pass in which some bytes had to move."""
 
 
+def stream_time() -> float:
+    """The clock of streams and of everything that measures them: the event loop's."""
+    return asyncio.get_running_loop().time()
+
+
 @dataclass(slots=True)
 class Traffic:
     """Bytes of bulk data that this daemon moved, what failed half-way included."""
@@ -63,7 +68,7 @@ class PacedStream:
 
     def __init__(self, stream: Stream, idle_s: float, traffic: Traffic) -> None:
         self.peer = stream.peer
-        self.moved_at = asyncio.get_running_loop().time()
+        self.moved_at = stream_time()
         self.flow: Flow | None = None
         """The transfer that it carries, if somebody measures it."""
         self.told: int | None = None
@@ -93,7 +98,7 @@ class PacedStream:
         while at < len(view):
             step = self._step if tell is None else self._step // 2  # two of them fill a window
             part = view[at : at + self._traffic.down.step(step)]
-            await self._owed(self._traffic.down.take(len(part), self._now()))
+            await self._owed(self._traffic.down.take(len(part), stream_time()))
             await self._in_time(self._stream.read_into(part))
             self._traffic.received += len(part)
             at += len(part)
@@ -111,7 +116,7 @@ class PacedStream:
                     size = min(size, self._traffic.uplink.step(size))
                 size = min(size, await self._room(size))
             part = view[at : at + size]
-            await self._owed(self._traffic.up.take(size, self._now()))
+            await self._owed(self._traffic.up.take(size, stream_time()))
             if not free:
                 await self._paced(size)
             await self._in_time(self._stream.write(part))
@@ -148,7 +153,7 @@ class PacedStream:
             arrived = self.told
         else:
             return  # nobody can tell
-        new, now = arrived - self._arrived, self._now()
+        new, now = arrived - self._arrived, stream_time()
         if not 0 <= new <= self._sent - self._arrived:
             return
         self._arrived = arrived
@@ -165,7 +170,7 @@ class PacedStream:
 
     async def _room(self, size: int) -> int:
         """Bytes that may go, at least ROOM_BYTES_MIN of `size`."""
-        wanted, since = min(size, ROOM_BYTES_MIN), self._now()
+        wanted, since = min(size, ROOM_BYTES_MIN), stream_time()
         while True:
             self.look()
             for other in tuple(self._traffic.under_way):
@@ -173,9 +178,9 @@ class PacedStream:
             room = min(self._rooms(), default=size)
             if room >= wanted:
                 return room
-            if not self.told and self._now() - since > SILENT_S:
+            if not self.told and stream_time() - since > SILENT_S:
                 self.told = None  # an older release: it tells nothing
-            if self._now() - max(since, self.moved_at) > self._idle_s:
+            if stream_time() - max(since, self.moved_at) > self._idle_s:
                 raise Stalled(f"it took nothing for {self._idle_s:g} s")
             await asyncio.sleep(LOOK_S)
 
@@ -185,11 +190,11 @@ class PacedStream:
             return []
         rooms = [self.flow.room()] if self.flow is not None else []
         uplink = self._traffic.uplink
-        return rooms if uplink is None else [*rooms, uplink.room(self._now())]
+        return rooms if uplink is None else [*rooms, uplink.room(stream_time())]
 
     async def _paced(self, size: int) -> None:
         """Waits as the line's pace and the transfer's want it."""
-        now, wait = self._now(), 0.0
+        now, wait = stream_time(), 0.0
         self._sent += size
         self._pending = size
         self.look()  # others that wait for room see that this much is taken
@@ -215,12 +220,9 @@ class PacedStream:
             self._traffic.uplink.ended(id(self))
             self._traffic.under_way.discard(self)
 
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
-
     async def _in_time(self, work: Awaitable[None]) -> None:
         """Waits for one step; a quick line gets longer ones, a slow one the shortest again."""
-        begin = self._now()
+        begin = stream_time()
         try:
             async with asyncio.timeout(self._idle_s):
                 await work
@@ -230,7 +232,7 @@ class PacedStream:
             if self._cut:
                 raise Stalled(self._cut) from None
             raise
-        now = self._now()
+        now = stream_time()
         if now - begin < QUICK_S:
             self._step = min(2 * self._step, STEP_BYTES_MAX)
         elif now - begin > SLOW_S:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from dugnad.peer.corpus import SHARD_BYTES
 from dugnad.peer.flow import Flow, Meter, Rates
 from dugnad.peer.manifest import MANIFEST_BYTES_MAX
 from dugnad.peer.newswire import NEWS_BYTES_MAX, News
+from dugnad.peer.pacedstream import stream_time
 from dugnad.peer.pullchecks import (
     chain_in,
     head_rows_in,
@@ -131,7 +131,7 @@ class Puller:
         `meter` knows how quickly each donor gives."""
         self._transport, self._run, self._policy = transport, run, policy or PullPolicy()
         self._blamed, self._traffic = blamed, traffic or Traffic()
-        self._meter = meter or Rates(time.monotonic)
+        self._meter = meter or Rates(stream_time)
         self._places = Slots(PULLS_PER_DONOR_MAX)
 
     async def manifest(self, peers: Sequence[PeerId], run: RunId) -> bytes:

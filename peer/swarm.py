@@ -25,6 +25,7 @@ from dugnad.peer import clock
 from dugnad.peer.flow import Rates
 from dugnad.peer.links import Links
 from dugnad.peer.messenger import Messenger
+from dugnad.peer.pacedstream import stream_time
 from dugnad.peer.pull import Puller
 from dugnad.peer.pushing import push
 from dugnad.peer.rostershell import RosterAction, RosterShell
@@ -77,7 +78,7 @@ class Swarm:
         """Start libp2p and dial the seeds."""
         self.reports = await self.substrate.start()
         await self.bulk.start()
-        meter = Rates(clock.now, lambda peer: self.roster.rtt(peer) if self.roster else None)
+        meter = Rates(stream_time, lambda peer: self.roster.rtt(peer) if self.roster else None)
         self.puller = Puller(self.bulk, run, traffic=self.traffic, meter=meter)
         return self.reports
 

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
@@ -32,6 +31,7 @@ from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.ports import Stream, Transport
 from dugnad.dht.records import RecordError, Verifier, decode, encode
 from dugnad.peer.flow import Meter, Rates
+from dugnad.peer.pacedstream import stream_time
 from dugnad.peer.pushing import word_of
 from dugnad.peer.transferwire import (
     BUDDY_PROTOCOL,
@@ -243,7 +243,7 @@ class PullServer:
 
         `meter` knows how quickly each peer takes what it draws.
         """
-        self._meter = meter or Rates(time.monotonic)
+        self._meter = meter or Rates(stream_time)
         self._transport, self._run, self._donor = transport, run, donor
         self._idle_s = idle_s
         self._traffic = traffic or Traffic()
