@@ -172,14 +172,17 @@ class Exchange:
                 self.joiner.obtain_failed(event)
                 self.follower.obtain_failed(event)
             case Ordered(stopped, banned):
-                view.stopped, view.banned = stopped, banned
-                self.contributor.revision += 1
-                self.home.ordered()
+                self._ordered(stopped, banned)
             case LeaveNow():
                 view.leaving = True
                 self.home.hand_over()
             case _:
                 assert_never(event)
+
+    def _ordered(self, stopped: bool, banned: frozenset[PeerId]) -> None:
+        self.view.stopped, self.view.banned = stopped, banned
+        self.contributor.revision += 1
+        self.home.ordered()
 
     def _peer_up(self, peer: PeerId, can_home: bool) -> None:
         view = self.view

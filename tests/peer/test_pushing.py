@@ -72,7 +72,7 @@ def test_the_rate_of_a_slow_line_is_learned_and_nothing_is_sent_that_it_cannot_t
         )
         arrived = 0.0
         while not pushing.done():
-            await asyncio.sleep(0.05)
+            await asyncio.wait({pushing}, timeout=0.05)
             if meter.flows:
                 arrived = max(arrived, meter.flows[0].under_way)
                 assert meter.flows[0].under_way <= meter.flows[0].window
