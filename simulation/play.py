@@ -49,6 +49,7 @@ class Play:
             eta=swarm.eta,
             mu=swarm.mu,
             roster=swarm.roster,
+            pieces=swarm.pieces,
             units=swarm.units and swarm.roster,
             weather=drawn.weather,
         )
@@ -164,7 +165,7 @@ class Play:
             case "isolate":
                 cut = stage.part([peer], others)
                 stage.later(lasts, partial(stage.join, cut))
-            case "idle" | "withhold" | "miss":
+            case "idle" | "withhold" | "miss" | "corrupt":
                 stage.until[(event.do, peer)] = stage.now + lasts
             case "snapshot":
                 stage.snapshots[peer] = sim.disk.copy()

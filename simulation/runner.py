@@ -217,6 +217,7 @@ def _verdict(act: Play, result: Result) -> list[Broken]:
             broken += [Broken(what, _story(stage)) for what in doubles]
         views = ((sim, stage.members.fault(sim)) for sim in stage.alive())
         broken += [Broken(what, _story(stage, sim)) for sim, what in views if what]
+    broken += [Broken(what) for what in stage.transfers.faults(hold.named_min)]
     if len(stage.donors) < hold.donors_min:
         broken.append(Broken(f"only {len(stage.donors)} peers served whole anchors"))
     for sim in stage.alive():

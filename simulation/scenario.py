@@ -36,6 +36,7 @@ Plain = bool | int | float | str
 Action = Literal[
     "add",
     "claim",
+    "corrupt",
     "double",
     "false_end",
     "freeze",
@@ -86,6 +87,8 @@ class Swarm(_Table, frozen=True, kw_only=True):
     mu: float = 0.5
     roster: bool = True
     """Each finds out by its own roster who is there; else all are told, a moment later."""
+    pieces: bool = True
+    """Whole anchors come in pieces from several donors; else all from one."""
     units: bool = True
     """They share work by cores of their own; else each step's sequence is the next number."""
 
@@ -171,6 +174,8 @@ class Hold(_Table, frozen=True, kw_only=True):
     coverage_min: float = 0.0
     majority_wins: bool = False
     """The head that most old members had at the healing is kept."""
+    named_min: int = 0
+    """So many peers are named for serving bad pieces."""
     donors_min: int = 0
     """So many peers served whole anchors."""
     covered: bool = True

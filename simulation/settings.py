@@ -66,6 +66,8 @@ class WorldSettings:
     roster: bool = False
     """Peers find out with rosters of their own who is there (:class:`Stage` only); else they are
     told, a moment later than it happens."""
+    pieces: bool = False
+    """Whole anchors come in pieces from several donors (:class:`Stage` only); else from one."""
     units: bool = False
     """Peers share work by cores of their own (:class:`Stage` only); else units are numbered."""
     weather: Weather = Weather()

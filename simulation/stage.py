@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import numpy as np
+
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
 from dugnad.averaging.home import INBOX_MAX, PROMISES_MAX
@@ -28,6 +30,7 @@ from dugnad.simulation.ledger import Ledger
 from dugnad.simulation.people import SimFragment, SimPeer
 from dugnad.simulation.settings import RUN, UNIT_SEQUENCES, WALL_START_S, WorldSettings
 from dugnad.simulation.story import told
+from dugnad.simulation.transfers import Piece, Transfers, hash_of
 
 SAMPLE_S: Final = 1.0
 """Virtual seconds between two points of the plot."""
@@ -71,6 +74,8 @@ class Stage(Fates):
         """(what, peer) -> when it stops: 'idle', 'withhold' and 'miss'."""
         self.first_listed: dict[tuple[PeerId, int], float] = {}
         self.donors: dict[PeerId, int] = {}
+        """Who served whole anchors, or pieces of them, and how often."""
+        self.transfers = Transfers(self)
         self.made = 0
         """Steps of all peers, each counted once per fragment."""
         self.lost: set[tuple[PeerId, int, int, int]] = set()
@@ -255,7 +260,10 @@ class Stage(Fates):
             self.net.weigh(0)
 
     def _obtain(self, sim: SimPeer, p: int, action: ev.Obtain) -> None:
-        """What is fetched goes through its donor's uplink."""
+        """What is fetched goes through its donor's uplink; whole anchors come in pieces."""
+        if action.whole and self.settings.pieces:
+            self.transfers.begin(sim, p, action)
+            return
         self.net.weigh(8 * self.settings.size if action.whole else action.header.payload_bytes)
         super()._obtain(sim, p, action)
         self.net.weigh(0)
@@ -266,6 +274,8 @@ class Stage(Fates):
             self._moment("donate", donor, at_once=True)
         if self._is("withhold", source) or not donor.alive:
             raise WorkError("the source went away in the middle")
+        if self._is("corrupt", source):
+            raise WorkError("a piece does not have its hash")
         super()._fetch(sim, p, action, source)
         if action.whole:
             self.donors[source] = self.donors.get(source, 0) + 1
@@ -274,6 +284,30 @@ class Stage(Fates):
             self.bytes += action.header.payload_bytes
             if source == action.header.home:
                 self._moment("fetch", donor)
+
+    def serve(self, donor: PeerId, p: int, action: ev.Obtain, part: range) -> tuple[Piece, bytes]:
+        """A piece of whole anchors as a donor sends it, and its hash as the root proves it.
+        WorkError: nothing comes."""
+        sim = self.peers[donor]
+        self._moment("donate", sim, at_once=True)
+        state = sim.fragments[p].worker.states.get(action.digest)
+        if state is None or not sim.alive or self._is("withhold", donor):
+            raise WorkError("the source has not got these anchors")
+        cut = slice(part.start, part.stop)
+        piece = (state.theta[cut], state.momentum[cut])
+        digest = hash_of(piece)
+        if self._is("corrupt", donor):
+            self.transfers.lies[donor] = self.transfers.lies.get(donor, 0) + 1
+            piece = (piece[0] + np.float32(1.0), piece[1])
+        return piece, digest
+
+    def silent(self, donor: PeerId, to: PeerId) -> bool:
+        """Whether nothing comes from a peer now."""
+        return not self._reaches(to, donor) or self.now < self.peers[donor].frozen_until
+
+    def tell(self, sim: SimPeer, p: int, event: ev.Event) -> None:
+        """Feed one core of a peer."""
+        self._tell(sim, p, event)
 
     # -- counting --------------------------------------------------------------------------------
 
