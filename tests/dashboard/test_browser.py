@@ -127,7 +127,7 @@ async def test_everything_can_be_done_with_keys(browser: Any) -> None:
         assert [one.split()[-1] for one in order[9:13]] == ["tokens", "time", "linear", "log"]
 
 
-async def test_a_chart_is_read_with_keys(browser: Any) -> None:
+async def test_a_chart_is_read_with_keys_and_with_a_pointer(browser: Any) -> None:
     async with serving(fed()) as server, tab(browser, server.address) as one:
         await one.open()
         figure = "figure[data-chart=loss]"
@@ -150,6 +150,10 @@ async def test_a_chart_is_read_with_keys(browser: Any) -> None:
         assert await one.page.locator(f"{figure} .cursor-dot:visible").count() == 2
         await one.page.keyboard.press("Escape")
         assert await one.page.locator(f"{figure} .cursor-dot").count() == 0
+        await one.page.locator(f"{figure} svg.wide").hover(position={"x": 400, "y": 120})
+        assert re.match(r"\d+ k tokens: training", await one.text(f"{figure} .readout"))
+        await one.page.mouse.move(5, 5)
+        assert await one.text(f"{figure} .readout") == ""
 
 
 async def test_scale_and_axis_change_in_place_and_can_be_shared(browser: Any) -> None:
