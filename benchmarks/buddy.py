@@ -1,10 +1,11 @@
 """What a crash loses, in tokens, with a neighbour that keeps drafts and without one.
 
 A swarm of real `dugnad` processes on this machine: two that stay, and two victims that are alike,
-except that one brings drafts to a neighbour (`buddy_s`). At a random moment both are killed with
-SIGKILL, one shortly after the other, and never come back. What each had trained (its own count,
-asked just before) less what the survivors' board credits it with in the end is what the crash lost.
-The model has one fragment, so a token is credited once at most, when its contribution is listed.
+except that one brings drafts to a neighbour (`buddy_s`). At a random moment one is killed with
+SIGKILL and two merges later the other, and they never come back. What each had trained (its own
+count, asked just before) less what the survivors' board credits it with in the end is what the
+crash lost. The model has one fragment, so a token is credited once at most, when its contribution
+is listed.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ merge_floor_s = {interval}
 """
 WORDS = ["red", "green", "blue", "sun", "sea", "of", "and", "the", "hill", "rain"]
 CPU_SHARE = "0.05"
-APART_S = 5.0
-"""Between the two deaths: the first one's neighbour may be the second."""
+APART_INTERVALS = 2.5
+"""Between the two deaths: the first one's neighbour, or the home, may be the second."""
 START_S = 180.0
 SETTLE_INTERVALS = 4
 """A contribution is listed within two versions of its base, or never."""
@@ -165,9 +166,9 @@ def one_round(folder: Path, options: argparse.Namespace, seed: int) -> list[Loss
         for buddy, victim in victims.items():
             count = tokens(victim)
             victim.kill()
-            rate = (count - before[buddy]) / (time.monotonic() - began)
+            rate = max(count - before[buddy], 1) / (time.monotonic() - began)
             trained[buddy] = count, rate
-            time.sleep(APART_S)
+            time.sleep(APART_INTERVALS * options.interval)
         time.sleep(SETTLE_INTERVALS * options.interval)
         return [
             Loss(buddy, trained[buddy][0], listed(first, victim), trained[buddy][1])

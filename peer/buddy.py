@@ -37,9 +37,10 @@ QUOTA_SHARE: Final = 0.8
 """Drafts stop when this share of the traffic quota is used: the rest is for what must be sent."""
 PUSH_S: Final = 10.0
 """A neighbour that takes longer than a few drafts' time is of no use."""
-TRIES: Final = 3
 RETRY_S: Final = 1.0
-"""A lost peer's draft is offered so often, so far apart: its home may just have been lost, too."""
+"""Between two looks at what became of a lost peer's draft: its home may have been lost, too."""
+OFFER_S: Final = 600.0
+"""After this a draft is let go, whatever the fragment's interval: merging stands still."""
 
 
 class Buddy:
@@ -51,8 +52,8 @@ class Buddy:
         self.box = BuddyBox()
         self.sent = 0
         """Drafts that a neighbour has taken."""
-        self.handed_in_tokens = 0
-        """Tokens of lost peers' drafts that a home took from here."""
+        self.listed_tokens = 0
+        """Tokens of lost peers' drafts that were listed."""
         self._refused_by: PeerId | None = None
 
     # -- as the maker --------------------------------------------------------------------------
@@ -138,24 +139,34 @@ class Buddy:
         return self.daemon.orders.refusal(maker) or self.box.keep(Kept(made, pieces, payload))
 
     async def _hand_in(self, kept: Kept) -> None:
+        """Offer a lost peer's draft to whoever merges its fragment, and to the next one when that
+        one is lost, too, until it is listed or cannot be any more."""
         daemon, made = self.daemon, kept.contribution
         label = daemon.happenings.label(PeerId(made.peer))
-        reason = "nobody merges it"
-        for attempt in range(TRIES):
-            await asyncio.sleep(RETRY_S * attempt)
-            home = daemon.averager.fragments[made.fragment].core.view.current_home()
-            try:
-                if home is None or home == daemon.identity.peer:
-                    reason = await daemon.averager.contribution_in(made, kept.pieces, kept.payload)
-                else:
-                    reason = await daemon.swarm.push(home, made, kept.pieces, kept.payload)
-            except TransportError as error:
-                reason = str(error)
-                continue
-            break
-        if reason:
-            daemon.note("buddy", f"{label}: its last draft is not taken: {reason}")
-            return
-        self.handed_in_tokens += made.tokens
-        text = f"{label}: its last draft is handed in, {made.tokens} tokens"
-        daemon.note("buddy", text, fragment=made.fragment, tokens=made.tokens)
+        accepted, reason, until = None, "", clock.now() + OFFER_S
+        while clock.now() < until:
+            view = daemon.averager.fragments[made.fragment].core.view
+            if view.lineage.listing(view.head, (made.peer, made.seq)) is not None:
+                self.listed_tokens += made.tokens
+                text = f"{label}: its last draft is listed, {made.tokens} tokens"
+                daemon.note("buddy", text, fragment=made.fragment, tokens=made.tokens)
+                return
+            if fault := view.lineage.judge_contribution(made, view.head, fresh_seq=True):
+                reason = fault
+                break
+            home = view.current_home()
+            if home is not None and home != accepted:
+                reason = await self._offer(home, kept)
+                accepted = None if reason else home
+            await asyncio.sleep(RETRY_S)
+        daemon.note("buddy", f"{label}: its last draft is not listed: {reason}")
+
+    async def _offer(self, home: PeerId, kept: Kept) -> str:
+        """Why ``home`` does not take a draft; '' when it does."""
+        daemon, made = self.daemon, kept.contribution
+        if home == daemon.identity.peer:
+            return await daemon.averager.contribution_in(made, kept.pieces, kept.payload)
+        try:
+            return await daemon.swarm.push(home, made, kept.pieces, kept.payload)
+        except TransportError as error:
+            return str(error)

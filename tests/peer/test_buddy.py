@@ -15,7 +15,7 @@ from dugnad.averaging.worker import Kept
 from dugnad.dht.ids import PeerId
 from dugnad.dht.ports import TransportError
 from dugnad.peer import buddy
-from dugnad.peer.buddy import QUOTA_SHARE, TRIES, Buddy
+from dugnad.peer.buddy import QUOTA_SHARE, Buddy
 from dugnad.peer.limits import Limits
 
 ME, A, B, C = (PeerId(bytes([n]) * 32) for n in range(1, 5))
@@ -40,6 +40,12 @@ DRAFT = Kept(
 )
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test waits."""
+    monkeypatch.setattr(buddy, "RETRY_S", 0.0)
+
+
 class Daemon(SimpleNamespace):
     """What a buddy asks of its daemon, in memory."""
 
@@ -51,7 +57,10 @@ class Daemon(SimpleNamespace):
         self.broken = 0
         self.refusal = ""
         self.tasks: list[asyncio.Task[None]] = []
-        view = SimpleNamespace(current_home=lambda: self.home)
+        self.listed, self.fault = False, ""
+        self.looked = asyncio.Event()
+        lineage = SimpleNamespace(listing=self._listing, judge_contribution=self._judge)
+        view = SimpleNamespace(current_home=lambda: self.home, lineage=lineage, head=None)
         shell = SimpleNamespace(core=SimpleNamespace(view=view))
         super().__init__(
             settings=SimpleNamespace(buddy_s=5.0, upload_mbit=0.0),
@@ -68,6 +77,19 @@ class Daemon(SimpleNamespace):
             orders=SimpleNamespace(refusal=lambda peer: ""),
             happenings=SimpleNamespace(label=lambda peer: "someone"),
         )
+
+    def _listing(self, head: object, key: object) -> object:
+        self.looked.set()
+        return DRAFT if self.listed else None
+
+    def _judge(self, made: object, head: object, *, fresh_seq: bool) -> str:
+        return self.fault
+
+    async def looks(self, count: int) -> None:
+        """Until the buddy has looked at its draft so often."""
+        for _ in range(count):
+            self.looked.clear()
+            await self.looked.wait()
 
     async def _push(self, to: PeerId, *what: object) -> str:
         self.pushed.append(to)
@@ -131,10 +153,12 @@ async def test_a_lost_peers_draft_goes_to_whoever_merges_and_a_left_ones_is_drop
     assert not daemon.tasks, "it handed in itself when it left"
     assert one.box.keep(DRAFT) == ""
     one.lost(A)
+    await daemon.looks(3)
+    assert daemon.pushed == [B], "it is brought there once"
+    daemon.listed = True
     await daemon.idle()
-    assert daemon.pushed == [B]
-    assert one.handed_in_tokens == 64
-    assert daemon.notes == ["someone: its last draft is handed in, 64 tokens"]
+    assert one.listed_tokens == 64
+    assert daemon.notes == ["someone: its last draft is listed, 64 tokens"]
 
 
 async def test_it_is_merged_here_when_this_peer_is_home() -> None:
@@ -143,37 +167,49 @@ async def test_it_is_merged_here_when_this_peer_is_home() -> None:
     one = of(daemon)
     one.box.keep(DRAFT)
     one.lost(A)
+    await daemon.looks(3)
+    daemon.listed = True
     await daemon.idle()
     assert daemon.merged == [DRAFT]
     assert not daemon.pushed
 
 
-@pytest.mark.parametrize("broken", [1, TRIES])
-async def test_a_broken_line_is_tried_again_so_often(
-    monkeypatch: pytest.MonkeyPatch, broken: int
-) -> None:
-    monkeypatch.setattr(buddy, "RETRY_S", 0.0)
+async def test_it_goes_to_the_heir_when_the_home_that_took_it_is_lost() -> None:
     daemon = Daemon()
-    daemon.broken = broken
+    one = of(daemon)
+    one.box.keep(DRAFT)
+    one.lost(A)
+    for home in (None, C):
+        await daemon.looks(3)
+        daemon.home = home
+    await daemon.looks(3)
+    daemon.listed = True
+    await daemon.idle()
+    assert daemon.pushed == [B, C]
+
+
+async def test_what_was_not_taken_is_offered_again() -> None:
+    daemon = Daemon()
+    daemon.broken = 2
+    one = of(daemon)
+    one.box.keep(DRAFT)
+    one.lost(A)
+    await daemon.looks(5)
+    assert daemon.pushed == [B, B, B]
+    daemon.listed = True
+    await daemon.idle()
+
+
+async def test_a_draft_that_cannot_be_listed_any_more_is_let_go_with_the_reason() -> None:
+    daemon = Daemon()
+    daemon.fault = "it is stale"
     one = of(daemon)
     one.box.keep(DRAFT)
     one.lost(A)
     await daemon.idle()
-    assert len(daemon.pushed) == min(broken + 1, TRIES)
-    assert one.handed_in_tokens == (64 if broken < TRIES else 0)
-    assert ("the line broke" in daemon.notes[0]) == (broken == TRIES)
-
-
-async def test_a_refusal_is_said_and_final() -> None:
-    daemon = Daemon()
-    daemon.refusal = "a contribution of its maker with this or a later number is already listed"
-    one = of(daemon)
-    one.box.keep(DRAFT)
-    one.lost(A)
-    await daemon.idle()
-    assert daemon.pushed == [B]
-    assert daemon.notes == [f"someone: its last draft is not taken: {daemon.refusal}"]
-    assert one.handed_in_tokens == 0
+    assert not daemon.pushed
+    assert daemon.notes == ["someone: its last draft is not listed: it is stale"]
+    assert one.listed_tokens == 0
 
 
 async def test_drafts_stop_before_the_quota_is_used_up_and_strangers_are_refused() -> None:
