@@ -42,6 +42,7 @@ from dugnad.peer.trainer import Work as Given
 FRAGMENTS = 4
 BATCH_SEQUENCES = 8
 COMPARED_STEPS = 20
+WRITES_A_ROUND = 5
 BEFORE_STEPS = 5
 SETTINGS = OptimiserSettings(
     total_tokens=10**8, warmup_tokens=10**5, batch_sequences=BATCH_SEQUENCES
@@ -172,7 +173,7 @@ async def measure(
     finally:
         await learner.close()
     exact = await goes_on(options, config, tokens, owner, path, learner.losses)
-    write, plain, synced = timed_writes(path, options.rounds)
+    write, plain, synced = timed_writes(path, WRITES_A_ROUND * options.rounds)
     stall = statistics.median(stalls[1:])
     size = path.stat().st_size
     every = interval(Settings().context_s, stall, size)
