@@ -198,6 +198,16 @@ class CreditFold:
             for entry in self._chain(fragment).journal
         }
 
+    @property
+    def units_settled(self) -> int:
+        """Units whose covering in full cannot change any more."""
+        return sum(chain.units_settled for chain in self._chains)
+
+    @property
+    def twice_tokens(self) -> int:
+        """Tokens that were listed although they were covered already."""
+        return sum(chain.twice for chain in self._chains)
+
     def lists(self, peer: PeerId) -> bool:
         """Whether a receipt of ``peer`` was folded (and counted apart)."""
         return any(chain.lists(peer) for chain in self._chains)

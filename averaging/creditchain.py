@@ -8,7 +8,7 @@ each fragment; nothing here looks at another fragment.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -113,8 +113,23 @@ class CreditChain:
     @property
     def units(self) -> int:
         """Units of this fragment that are covered in full."""
-        rows = [*self.tallies.values(), *(t for e in self.journal for t in e.earned.values())]
-        return sum(tally.units for tally in rows)
+        return sum(tally.units for tally in self._rows())
+
+    @property
+    def units_settled(self) -> int:
+        """Those of them that a settled commit completed."""
+        later = (e for e in self.journal if e.version > self.settled)
+        return self.units - sum(tally.units for e in later for tally in e.earned.values())
+
+    @property
+    def twice(self) -> int:
+        """Tokens that were listed although they were covered already."""
+        return sum(tally.twice for tally in self._rows())
+
+    def _rows(self) -> Iterator[Tally]:
+        yield from self.tallies.values()
+        for entry in self.journal:
+            yield from entry.earned.values()
 
     def entry(self, digest: bytes) -> Entry | None:
         """The commit in the journal that ``digest`` names, if there is one."""

@@ -33,6 +33,8 @@ TERM_S: Final = 20.0
 """A daemon that is asked to leave has ten seconds for its last hand-in, and some for the rest."""
 USE_S: Final = 3.0
 """Between two looks at memory and descriptors."""
+TEXT_LINES: Final = 60_000
+"""About 75 000 sequences: more than a long churn run trains on."""
 WORDS: Final = ["red", "green", "blue", "sun", "sea", "of", "and", "the", "hill", "rain"]
 
 RUN_FILE: Final = """
@@ -62,11 +64,11 @@ merge_floor_s = {merge_s}
 """
 
 
-def write_run_file(folder: Path, seed: int, merge_s: float) -> Path:
-    """A small text and a run file that trains on it."""
+def write_run_file(folder: Path, seed: int, merge_s: float, count: int = TEXT_LINES) -> Path:
+    """A small text of so many lines and a run file that trains on it."""
     rng = random.Random(seed)
     (folder / "text").mkdir()
-    lines = (" ".join(rng.choices(WORDS, k=9)) for _ in range(60_000))
+    lines = (" ".join(rng.choices(WORDS, k=9)) for _ in range(count))
     (folder / "text" / "a.txt").write_text("\n".join(lines))
     path = folder / "run.toml"
     path.write_text(RUN_FILE.format(seed=seed, merge_s=merge_s))

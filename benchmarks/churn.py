@@ -38,6 +38,7 @@ import _churnfigures as figures
 from _churnplan import EVERY_S, Fault, Kind, schedule
 from _churnswarm import (
     TERM_S,
+    TEXT_LINES,
     ChurnPeer,
     interrupted_in_order,
     lineage_of,
@@ -61,6 +62,10 @@ FLOWED_S: Final = 6.0
 
 class Churn:
     """One run of the benchmark."""
+
+    lines = TEXT_LINES
+    """Of the text that is trained on."""
+    peer_of: type[ChurnPeer] = ChurnPeer
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options = options
@@ -97,8 +102,8 @@ class Churn:
     def _start(self) -> None:
         options = self.options
         (self.folder / "s").mkdir(mode=0o700)
-        file = write_run_file(self.folder, options.seed, options.merge)
-        first = ChurnPeer(0, self.folder, ["start", str(file)], options.cpu_share)
+        file = write_run_file(self.folder, options.seed, options.merge, self.lines)
+        first = self.peer_of(0, self.folder, ["start", str(file)], options.cpu_share)
         self.peers.append(first)
         first.start()
         if not self._wait(lambda: bool(link_of(first)), START_S):
@@ -106,7 +111,7 @@ class Churn:
         self.run_link = link_of(first)
         for number in range(1, options.peers):
             command = ["join", self.run_link]
-            peer = ChurnPeer(number, self.folder, command, options.cpu_share)
+            peer = self.peer_of(number, self.folder, command, options.cpu_share)
             self.peers.append(peer)
             peer.start()
         if not self._wait(lambda: all(one.span.listed for one in self.peers), START_S):
@@ -160,7 +165,7 @@ class Churn:
                 self._due.remove(row)
                 row[1]()
             began = time.monotonic()
-            list(self._pool.map(ChurnPeer.look, [one for one in self.peers if one.up]))
+            list(self._pool.map(lambda one: one.look(), [one for one in self.peers if one.up]))
             spent = time.monotonic() - began
             time.sleep(max(0.0, min(TICK_S - spent, moment - time.time())))
 

@@ -207,16 +207,14 @@ def leaderboard(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def units(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """The work units: open, claimed, trained, listed, settled."""
+    """The work units: open, claimed, trained, listed, settled, done twice; and the open ones."""
     answer = ask(home, "/v1/units")
-    if not as_json:
-        from dugnad.peer.render import cell
+    if as_json:
+        print_json(answer)
+        return
+    from dugnad.peer.render import units_text
 
-        for key, value in answer.items():
-            if key != "rows":
-                print(f"{key.replace('_', ' ')}: {cell(value)}")
-    if as_json or answer.get("rows"):
-        _show(answer, answer.get("rows", []), as_json)
+    print(units_text(answer))
 
 
 @app.command("dashboard")

@@ -41,6 +41,7 @@ async def leave(daemon: Daemon) -> None:
     daemon.training.disable()
     if daemon.training.ready is not None:
         choose_codec(daemon)
+        daemon.happenings.keep_for_me()
         daemon.averager.feed_all(ev.LeaveNow())
         await _handed_over(daemon)
     share = daemon.vitals.residual_share()

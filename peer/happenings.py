@@ -17,7 +17,16 @@ from dugnad.peer import clock
 from dugnad.peer.assembly import save_point
 from dugnad.peer.errors import UserError
 from dugnad.peer.store import StoreError
-from dugnad.peer.units import Claim, Claimed, Covered, PeerBack, PeerLost, TookOver, Uncovered
+from dugnad.peer.units import (
+    Claim,
+    Claimed,
+    Covered,
+    PeerBack,
+    PeerLost,
+    TookOver,
+    Uncovered,
+    WasAway,
+)
 
 if TYPE_CHECKING:
     from dugnad.peer.daemon import Daemon
@@ -69,6 +78,7 @@ class Happenings:
                 self.daemon.vitals.clock_offset_s = seconds
             case ro.ClockJumped(seconds):
                 self.daemon.note("clock", f"this machine slept for {seconds:.0f} s")
+                self.daemon.units.handle(WasAway(), clock.now())
             case ro.Note(kind, text):
                 self.daemon.journal.add(kind, text)
 
@@ -77,6 +87,8 @@ class Happenings:
         assert self.daemon.swarm.messenger is not None
         self.daemon.swarm.messenger.peer_up(peer)
         self.daemon.orders.tell(peer)
+        if not self.daemon.averager.live():
+            self.daemon.vitals.met_at = clock.now()
         self.daemon.averager.peer_up(peer, can_home=advert.can_home)
         self.daemon.units.handle(PeerBack(peer), clock.now())
         self.daemon.vitals.roster_changed()
@@ -93,15 +105,16 @@ class Happenings:
             self.daemon.buddy.lost(peer)
         else:
             self.daemon.buddy.left(peer)
-        actions = self.daemon.units.handle(PeerLost(peer), seen)
+        actions = self.daemon.units.handle(PeerLost(peer, left=kind == "left"), seen)
         taken = sum(len(one.units) for one in actions if isinstance(one, TookOver))
         self.daemon.training.took_over(actions)
         self.daemon.vitals.roster_changed()
-        self.daemon.vitals.last_takeover_s = clock.now() - seen
+        takeover_s = clock.now() - seen
+        self.daemon.vitals.last_takeover_s = takeover_s
         text = f"{self.label(peer)} {how}"
         if taken:
             text += f"; {taken} of its units are mine now"
-        self.daemon.note(kind, text, peer=short(peer), units=taken)
+        self.daemon.note(kind, text, peer=short(peer), units=taken, takeover_s=takeover_s)
         if self.daemon.page is not None:
             reason = how.removeprefix("is lost: ") if kind == "lost" else ""
             self.daemon.page.peer_gone(peer, kind, reason, taken)
@@ -134,6 +147,12 @@ class Happenings:
         if isinstance(message, fm.Heads):
             self.daemon.vitals.heard_heads(sender, message)
         self.daemon.averager.message_in(sender, message)
+
+    def keep_for_me(self) -> None:
+        """Before leaving: what was trained and is not listed yet is on its way, so others need not
+        do it."""
+        if units := self.daemon.units.unlisted():
+            self.claim(Claim(units))
 
     def claim(self, claim: Claim) -> None:
         message = fm.Claims(tuple(claim.units[: fm.CLAIMS_MAX]))

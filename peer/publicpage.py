@@ -39,6 +39,7 @@ from dugnad.peer.pageviews import (
 )
 from dugnad.peer.store import StoreError
 from dugnad.peer.training import flat
+from dugnad.peer.unitsview import unit_counts
 
 if TYPE_CHECKING:
     from dugnad.peer.daemon import Daemon
@@ -320,11 +321,12 @@ class PublicPage:
     def _tell_units(self, at: Moment) -> None:
         daemon = self.daemon
         units = daemon.units.status(at.now)
+        numbers = unit_counts(units, daemon.ledger.fold)
+        shown = ("open", "claimed", "trained", "listed", "settled")
         counts = (
-            ("open", units.open),
-            ("this peer's", units.mine),
-            ("covered", daemon.ledger.fold.units_covered),
-            ("given up", units.given_up),
+            *((state, numbers[state]) for state in shown),
+            ("done twice", numbers["twice"]),
+            ("given up", numbers["lost"]),
         )
         if counts != self._units:
             self._units = counts

@@ -100,6 +100,29 @@ def status_text(status: Row) -> str:
     return pairs(rows)
 
 
+UNIT_STATES: Final = (
+    ("open", "in the window and not listed in full, {mine} of them for this peer"),
+    ("claimed", "of these in the learner's hand here, or taken out of order by somebody"),
+    ("trained", "trained here in whole or part, not listed yet"),
+    ("listed", "by the agreed lineage in full, {settled} of them settled for good"),
+    ("settled", ""),
+    ("twice", "worth of sequences that were listed again"),
+    ("lost", "that this peer gave up"),
+)
+UNIT_COLUMNS: Final = ("unit", "state", "sequences", "listed", "in_hand", "holder", "overdue_s")
+
+
+def units_text(units: Row) -> str:
+    """The screen of `dugnad units`, from the JSON of `dugnad.peer.unitsview.units_view`."""
+    numbers = {key: cell(value) for key, value in units.items()}
+    progress = f"{100.0 * units['epoch_progress']:.1f} % of {numbers['epoch_sequences']} sequences"
+    rows = [("epoch", f"{numbers['epoch']}, {progress} listed")]
+    for state, text in UNIT_STATES:
+        what = f"{numbers[state]:>7}  {text.format(**numbers)}".rstrip()
+        rows.append(("done twice" if state == "twice" else state, what))
+    return f"{pairs(rows)}\n\n{table(units['rows'], UNIT_COLUMNS)}"
+
+
 def _heading(name: str) -> str:
     """A field's name as a heading, its unit last: `last_seen_s` is 'last seen, s'."""
     words = name.replace("_per_s", "/s").replace("_", " ")

@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from dugnad.averaging.board import BoardRow, machine_rows
 from dugnad.dht.advert import Advert
 from dugnad.dht.ids import PeerId, name_of, peer_text, run_text
@@ -16,6 +14,7 @@ from dugnad.peer import clock
 from dugnad.peer.leaderboard import board_view
 from dugnad.peer.lifecycle import Input, State
 from dugnad.peer.limits import QUOTA_DAYS
+from dugnad.peer.unitsview import unit_counts, units_view
 from dugnad.peer.views import EventRow, PeerRow, Status, printable
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Report:
             merges=vitals.merges,
             interval_s=vitals.interval_s,
             longest_gap_s=vitals.longest_gap_s,
-            units=self._units(),
+            units=unit_counts(daemon.units.status(clock.now()), daemon.ledger.fold),
             addresses=list(self._addresses(daemon.identity.peer)),
             link=self.link,
             residual_norm_share=vitals.residual_share(),
@@ -91,16 +90,6 @@ class Report:
             quota_used=daemon.steward.usage.within(QUOTA_DAYS, clock.wall_ms()),
             dashboard=daemon.page.address if daemon.page is not None else "",
         )
-
-    def _units(self) -> dict[str, int]:
-        daemon = self.daemon
-        units = daemon.units.status(clock.now())
-        rows = msgspec.to_builtins(units).items()
-        return {key: int(value) for key, value in rows if isinstance(value, int)} | {
-            "covered": daemon.ledger.fold.units_covered,
-            "lost": units.given_up,
-            "twice": daemon.ledger.board().twice,
-        }
 
     def state(self) -> tuple[str, str]:
         """One word, and why it is not training ('' when it is)."""
@@ -181,13 +170,8 @@ class Report:
         return board_view(self.daemon.ledger.board())
 
     def units(self) -> Mapping[str, object]:
-        """The work units: counts by state."""
-        units = self.daemon.units.status(clock.now())
-        built: dict[str, object] = msgspec.to_builtins(units)
-        built["covered"] = self.daemon.ledger.fold.units_covered
-        built["lost"] = units.given_up
-        built["twice"] = self.daemon.ledger.board().twice
-        return built
+        """The work units: counts by state, and the oldest open ones."""
+        return units_view(self.daemon)
 
     def events(self, since: int) -> list[EventRow]:
         """Events after number ``since``."""

@@ -23,6 +23,7 @@ from dugnad.peer.context import Beginning, Context, Found, begin
 from dugnad.peer.exchangeports import LearnerAway
 from dugnad.peer.learner.process import Exited, LearnerEvent, LearnerGone
 from dugnad.peer.learner.protocol import Captured, Failed, Idle, Ready, Step, Work
+from dugnad.peer.pace import Pace
 from dugnad.peer.progress import ProgressLog, coalesced
 from dugnad.peer.revival import Again, GivenUp, Revival
 from dugnad.peer.store import StoreError
@@ -40,10 +41,6 @@ AHEAD_STEPS: Final = 3
 """Steps of work that the learner has in hand: it never waits for us, and little is lost with it."""
 AHEAD_S: Final = 1.0
 """Or as many as take this long: tiny models do hundreds of steps a second."""
-RATE_WINDOW_S: Final = 5.0
-"""Speed is measured over this long; shorter windows follow every hiccup."""
-RATE_SHARE: Final = 0.3
-"""Weight of the newest window in the moving average."""
 LOSS_SHARE: Final = 0.05
 """Weight of the newest step in the shown training loss."""
 IDLE_RETRY_S: Final = 1.0
@@ -93,19 +90,23 @@ class Training:
         self.revival = Revival()
         self.steps = 0
         self.tokens = 0
-        self.tokens_per_s = 0.0
         self.step_s = 0.0
         """Seconds that steps took, of all learners so far."""
         self.loss: float | None = None
         self.idle = False
         self.own_class: int | None = None
-        self._window: tuple[float, int] = (clock(), 0)
+        self._pace = Pace(clock())
         self._pending: dict[int, Vector] = {}
         self._starting = False
         self._begun = False
         self._before: Sequence[UnitPiece] = ()
         self._task: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """How fast it trains; 0 while nothing is known."""
+        return self._pace.tokens_per_s
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -121,9 +122,7 @@ class Training:
             self._starting = False
         self.ready = ready
         self._keep_held()
-        if not self.tokens_per_s:
-            self._rate(ready.tokens_per_s)
-        self._window = (self.clock(), self.tokens)
+        self._estimate(ready)
         self.hooks.on_ready(True)
         self._top_up()
         return ready
@@ -131,7 +130,7 @@ class Training:
     def enable(self) -> None:
         """From now on there is work to give (the anchors are those of the swarm)."""
         self.enabled = True
-        self._window = (self.clock(), self.tokens)
+        self._pace.begin(self.clock(), self.tokens)
         self._top_up()
 
     def disable(self) -> None:
@@ -149,7 +148,7 @@ class Training:
         self.held = False
         with contextlib.suppress(LearnerGone):
             self.trainer.resume()
-        self._window = (self.clock(), self.tokens)
+        self._pace.begin(self.clock(), self.tokens)
         self._top_up()
 
     async def unload(self) -> None:
@@ -318,16 +317,16 @@ class Training:
         now = self.clock()
         for piece in pieces:
             self.units.handle(Trained(piece), now)
-        since, tokens = self._window
-        if now - since >= RATE_WINDOW_S:
-            self._rate((self.tokens - tokens) / (now - since))
-            self._window = (now, self.tokens)
+        if self._pace.count(now, self.tokens):
+            self.own_class = speed_class(self.tokens_per_s, self.own_class)
         self._top_up()
 
-    def _rate(self, measured: float) -> None:
-        known = self.tokens_per_s
-        self.tokens_per_s = measured if not known else known + RATE_SHARE * (measured - known)
+    def _estimate(self, ready: Ready) -> None:
+        plan = self.trainer.plan
+        share = plan.cpu_share if ready.device == "cpu" else plan.gpu_share
+        self._pace.estimate(ready.tokens_per_s, share)
         self.own_class = speed_class(self.tokens_per_s, self.own_class)
+        self._pace.begin(self.clock(), self.tokens)
 
     def _exited(self, event: Exited) -> None:
         was_ready = self.ready is not None

@@ -16,12 +16,22 @@ class Participants:
     members: tuple[tuple[PeerId, int], ...]
     newcomers: tuple[tuple[PeerId, int], ...] = ()
 
+    def classes(self, limit: int) -> dict[PeerId, int]:
+        """Who takes part with which class; of each kind at most `limit`."""
+        found = dict(self.members[:limit])
+        fastest = max(found.values(), default=None)
+        for peer, speed_class in self.newcomers[:limit]:
+            bounded = speed_class if fastest is None else min(speed_class, fastest)
+            found.setdefault(peer, bounded)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """The roster lost a peer (or it left)."""
+    """The roster lost a peer, or it `left` in order: then what it claimed last is handed in."""
 
     peer: PeerId
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,14 @@ class PeerBack:
     """A peer called lost is there again."""
 
     peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class WasAway:
+    """I came back, or am new, since `ago_s`: others may have begun what is mine among the open
+    units, and leave it to me since then."""
+
+    ago_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +121,7 @@ Event = (
     Participants
     | PeerLost
     | PeerBack
+    | WasAway
     | Covered
     | Uncovered
     | Adopted
@@ -150,19 +169,46 @@ class WorkItem:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenUnit:
+    """One open unit as this peer sees it; counts are sequences.
+
+    `holder` is to do it (None: nobody takes part), because it `claimed` it or by the draw.
+    `in_hand` and `trained` are my learner's; `overdue_s` is below 0 before it is due.
+    """
+
+    epoch: int
+    index: int
+    sequences: int
+    listed: int
+    in_hand: int
+    trained: int
+    holder: PeerId | None
+    claimed: bool
+    tries: int
+    overdue_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class UnitsStatus:
     """Where the work stands. Units unless the name says sequences.
 
-    `epoch` is that of the oldest open unit and `epoch_progress` the share of its sequences that are
-    listed. `claimed_sequences` are with my learner, `trained_sequences` trained by me and not
-    listed; `twice_sequences` were trained by me though somebody else was listed for them.
-    `given_up` this peer tried as often as the contract allows. `held` is what memory is kept for.
+    `epoch` is that of the oldest open unit, and `epoch_progress` the share of its `epoch_sequences`
+    that are listed. `open` are in the window and not listed in full, `mine` of them are for me;
+    `claimed` of them are in my learner's hand or taken out of order by anybody. `trained` my
+    learner has trained in whole or part and they are not listed. `claimed_sequences` are with my
+    learner, `trained_sequences` trained by me and not listed; `twice_sequences` were trained by me
+    though somebody else was listed for them. `given_up` this peer tried as often as the contract
+    allows. `held` is what memory is kept for.
     """
 
     epoch: int
     epoch_progress: float
+    epoch_sequences: int
+    epoch_listed: int
     open: int
     mine: int
+    claimed: int
+    trained: int
     claimed_sequences: int
     trained_sequences: int
     covered_sequences: int

@@ -10,13 +10,16 @@ if there are none either, the youngest open units of others (with a `Claim`). It
 of its own that it begins so late that others might take them. It is never given a sequence that is
 listed, that it trained, or that it was given before, unless its learner died over it (`Abandoned`).
 
+A unit that passes from one peer to another, both of them there, may be half done: it rests for
+MOVED_INTERVALS, unless it is listed first. So do all open ones for whoever was away or is new.
+
 Known weakness: a lost peer's last contribution may still be in flight and be listed later; its
 units are then trained twice (`UnitsStatus.twice_sequences` counts what of that was mine).
 """
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Final, assert_never
 
 from dugnad.averaging.coverage import EPOCHS_AHEAD_MAX, mask_pieces
@@ -25,6 +28,7 @@ from dugnad.averaging.speed import class_weight
 from dugnad.dht.ids import PeerId
 from dugnad.peer.contract import Capabilities, Contract, can_take
 from dugnad.peer.rendezvous import PARTICIPANTS_MAX, Ownership, Participant, owner
+from dugnad.peer.unitclaims import CLAIMS_MAX, CLAIMS_RESPECTED_MAX, ClaimTable, Hold
 from dugnad.peer.unitevents import (
     Abandoned,
     Action,
@@ -34,6 +38,7 @@ from dugnad.peer.unitevents import (
     Covered,
     Event,
     Interval,
+    OpenUnit,
     Participants,
     PeerBack,
     PeerLost,
@@ -43,10 +48,12 @@ from dugnad.peer.unitevents import (
     Trained,
     Uncovered,
     UnitsStatus,
+    WasAway,
     WorkItem,
 )
 from dugnad.peer.unitplan import Unit, UnitPlan
-from dugnad.peer.unittable import UnitTable, mask
+from dugnad.peer.unitreport import Sight, open_units_of, status_of
+from dugnad.peer.unittable import UnitTable, lowest, mask
 
 __all__ = [
     "Abandoned",
@@ -59,6 +66,7 @@ __all__ = [
     "Covered",
     "Event",
     "Interval",
+    "OpenUnit",
     "Participant",
     "Participants",
     "PeerBack",
@@ -72,6 +80,7 @@ __all__ = [
     "UnitPlan",
     "Units",
     "UnitsStatus",
+    "WasAway",
     "WorkItem",
     "can_take",
     "owner",
@@ -84,6 +93,9 @@ spare."""
 OVERDUE_INTERVALS: Final = 3.0
 """Others may take a unit this many intervals after it should have been listed: twice the usual
 delay."""
+MOVED_INTERVALS: Final = 4.0
+"""A unit that another may have begun is left alone so long: what it had trained is listed by then.
+Without it each change of a speed class had work done twice (benchmarks/coverage.py)."""
 CLAIM_INTERVALS: Final = 6.0
 """A claim holds this long; whoever claimed a unit and did not get it listed loses it again."""
 WINDOW_UNITS_PER_PEER: Final = 2
@@ -99,23 +111,14 @@ AHEAD_EPOCHS_MAX: Final = EPOCHS_AHEAD_MAX // 2
 others may see an older one than I do."""
 OWNERS_COMPUTED_MAX: Final = 64
 """Owners computed anew in one look that could as well go on later: 64 of 64 take about 8 ms."""
+DRAWS_MAX: Final = 64 * OWNERS_COMPUTED_MAX
+"""Draws of participants for units whenever the shares change, as many as that."""
 OVERDUE_UNITS_MAX: Final = 32
 """Overdue units weighed at one time, the oldest ones."""
-CLAIMS_MAX: Final = 8
-"""Units that I hold by claim at one time."""
-CLAIMS_RESPECTED_MAX: Final = 4 * CLAIMS_MAX
-"""Units that another may hold by claim, as far as I see: it may have heard of listings that I have
-not. More would be a way to keep work from being done."""
 WANTED_MAX: Final = 65_536
 """Sequences given out in one answer."""
 INTERVAL_DEFAULT_S: Final = 16.0
 """The merge interval before any was measured (the figure of DESIGN.md's examples)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Hold:
-    peer: PeerId
-    until: float
 
 
 class Units:
@@ -133,7 +136,9 @@ class Units:
         self._ownership = Ownership(plan.seed)
         self._classes: dict[PeerId, int] = {}
         self._lost: dict[PeerId, None] = {}
-        self._claims: dict[int, _Hold] = {}
+        self._vanished: dict[PeerId, None] = {}
+        self._claims = ClaimTable(self._vanished, self._table.closed)
+        self._rest: dict[int, float] = {}
         self._inherited: dict[int, None] = {}
         self._due: dict[int, float] = {}
         self._opened_to = 0
@@ -145,12 +150,16 @@ class Units:
         """Take note of an event; returns what the shell is to do. `now` is in monotonic seconds."""
         match event:
             case Participants():
-                self._participants(event)
-            case PeerLost(peer):
-                return self._peer_lost(peer, now)
+                self._participants(event, now)
+            case PeerLost():
+                return self._peer_lost(event, now)
             case PeerBack(peer):
                 self._lost.pop(peer, None)
-                self._share()
+                self._vanished.pop(peer, None)
+                self._share(now)
+            case WasAway(ago_s):
+                self._open_window(now)
+                self._move(self._opened(), now - ago_s)
             case Interval(seconds):
                 self._interval_s = seconds if seconds > 0.0 else self._interval_s
             case SwarmSpeed(tokens_per_s):
@@ -204,62 +213,79 @@ class Units:
         """Units that memory is kept for."""
         return len(self._table)
 
+    def unlisted(self) -> tuple[Unit, ...]:
+        """Units that my learner trained to the end and nobody lists yet, ascending."""
+        done = sorted(p for p, s in self._table.items() if s.trained and self._table.done(p))
+        return tuple(self._plan.unit(position) for position in done)
+
     def owner_of(self, unit: Unit) -> PeerId | None:
         """Who is to do a unit as far as I know, claims aside; None when nobody takes part."""
         return self._ownership.owner(*unit)
 
     def status(self, now: float) -> UnitsStatus:
         """Counts for people; see `UnitsStatus`."""
+        return status_of(self._sight(now))
+
+    def open_units(self, limit: int, now: float) -> list[OpenUnit]:
+        """The oldest open units, for people; at most `limit`."""
+        return open_units_of(self._sight(now), limit)
+
+    def _sight(self, now: float) -> Sight:
         self._open_window(now)
-        open_units = list(self._table.open_units(self._window()))
-        first = open_units[0] if open_units else self._table.floor
-        epoch = self._plan.unit(first)[0]
-        start = epoch * self._plan.units_per_epoch
-        listed = self._table.covered_sequences(start, start + self._plan.units_per_epoch)
-        states = [state for _, state in self._table.items()]
-        return UnitsStatus(
-            epoch=epoch,
-            epoch_progress=listed / self._plan.sequences,
-            open=len(open_units),
-            mine=sum(self._mine(position, now) for position in open_units),
-            claimed_sequences=sum(s.given.bit_count() for s in states),
-            trained_sequences=sum((s.trained & ~s.covered).bit_count() for s in states),
-            covered_sequences=self._table.covered_sequences(0, self._table.end()),
-            twice_sequences=self._table.twice(),
-            given_up=self._table.given_up(),
-            held=len(self._table),
-        )
+        table = self._table
+        opened = list(table.open_units(self._window()))
+        return Sight(self._me, now, self._plan, table, self._claims, self._owner, self._due, opened)
 
     # --- who takes part -----------------------------------------------------------------------
 
-    def _participants(self, event: Participants) -> None:
-        members = dict(event.members[:PARTICIPANTS_MAX])
-        fastest = max(members.values(), default=None)
-        for peer, speed_class in event.newcomers[:PARTICIPANTS_MAX]:
-            bounded = speed_class if fastest is None else min(speed_class, fastest)
-            members.setdefault(peer, bounded)
-        self._classes = members
-        self._share()
+    def _participants(self, event: Participants, now: float) -> None:
+        if (classes := event.classes(PARTICIPANTS_MAX)) != self._classes:
+            self._classes = classes
+            self._share(now)
 
-    def _share(self) -> None:
+    def _share(self, now: float) -> None:
         """Compute anew who has which unit. What was inherited and is not mine any more is let
         go."""
-        self._ownership.change(
-            {p: class_weight(c) for p, c in self._classes.items() if p not in self._lost}
-        )
+        self._open_window(now)
+        before = {p: self._owner(p) for p in self._opened() if self._known_owner(p)}
+        weights = {p: class_weight(c) for p, c in self._classes.items() if p not in self._lost}
+        self._ownership.change(weights)
         self._ahead_from = 0
         for position in [p for p in self._inherited if not self._owned(p)]:
             del self._inherited[position]
+        moved, drawn = [], 0
+        for position, was in before.items():
+            drawn += 0 if self._known_owner(position) else len(weights)
+            if drawn > DRAWS_MAX:
+                break
+            if was in weights and self._owner(position) != was:
+                moved.append(position)
+        self._move(moved, now)
 
-    def _peer_lost(self, lost: PeerId, now: float) -> list[Action]:
+    def _known_owner(self, position: int) -> bool:
+        return self._ownership.known(*self._plan.unit(position))
+
+    def _move(self, positions: Iterable[int], since: float) -> None:
+        """Units pass from one that is there to another: they are due later, and rest till then."""
+        until = since + MOVED_INTERVALS * self._interval_s
+        for position in positions:
+            self._due[position] = max(self._due.get(position, until), until)
+            self._rest[position] = until
+
+    def _rests(self, position: int, now: float) -> bool:
+        return now < self._rest.get(position, now)
+
+    def _peer_lost(self, event: PeerLost, now: float) -> list[Action]:
+        lost = event.peer
         if lost == self._me:
             return []
         self._open_window(now)
-        held = [p for p in self._table.open_units(self._window()) if self._holder(p, now) == lost]
-        self._lost[lost] = None
-        while len(self._lost) > PARTICIPANTS_MAX:
-            del self._lost[next(iter(self._lost))]
-        self._share()
+        held = [p for p in self._opened() if self._holder(p, now) == lost]
+        for gone in (self._lost,) if event.left else (self._lost, self._vanished):
+            gone[lost] = None
+            while len(gone) > PARTICIPANTS_MAX:
+                del gone[next(iter(gone))]
+        self._share(now)
         for position in held:  # whoever has it now is given the usual time before it is overdue
             self._due[position] = max(self._due.get(position, now), now)
         mine = [p for p in held if self._mine(p, now)]
@@ -273,10 +299,7 @@ class Units:
 
     def _holder(self, position: int, now: float) -> PeerId | None:
         """Who is to do a unit: whoever claimed it, else its owner."""
-        claim = self._claims.get(position)
-        if claim is not None and now < claim.until and claim.peer not in self._lost:
-            return claim.peer
-        return self._owner(position)
+        return self._claims.holder(position, now) or self._owner(position)
 
     def _mine(self, position: int, now: float) -> bool:
         holder = self._holder(position, now)
@@ -314,7 +337,8 @@ class Units:
                         self._due.setdefault(position, now)
         self._table.advance()
         floor = self._table.floor
-        for table in (self._due, self._claims, self._inherited):
+        self._claims.forget_below(floor)
+        for table in (self._due, self._inherited, self._rest):
             _forget(table, [p for p in table if p < floor and self._table.closed(p)])
 
     # --- the window ---------------------------------------------------------------------------
@@ -325,6 +349,10 @@ class Units:
         units = min(sequences / self._plan.unit_sequences, WINDOW_UNITS_MAX)
         least = max(WINDOW_UNITS_MIN, WINDOW_UNITS_PER_PEER * len(self._classes))
         return min(max(math.ceil(units), least), WINDOW_UNITS_MAX)
+
+    def _opened(self) -> Iterator[int]:
+        """Open units of the window, ascending."""
+        return self._table.open_units(self._window())
 
     def _open_window(self, now: float) -> None:
         """Note for units that enter the window when they are due: when the swarm will have come so
@@ -340,14 +368,15 @@ class Units:
     def _own_open(self, now: float) -> Iterator[int]:
         """My units in the window, inherited ones first. Once there is one, computes few owners
         more."""
-        inherited = [p for p in self._inherited if self._mine(p, now)]
-        yield from inherited
+        yield from [p for p in self._inherited if self._mine(p, now)]
         found, computed = False, 0
-        for position in self._table.open_units(self._window()):
-            computed += not self._ownership.known(*self._plan.unit(position))
+        for position in self._opened():
+            computed += not self._known_owner(position)
             if found and computed > OWNERS_COMPUTED_MAX:
                 return
-            if position not in self._inherited and self._mine(position, now):
+            if position in self._inherited or self._rests(position, now):
+                continue
+            if self._mine(position, now):
                 found = True
                 yield position
 
@@ -358,13 +387,12 @@ class Units:
         anyones = mine - self._interval_s
         inherits: list[int] = []
         others: list[int] = []
-        for position in self._table.open_units(self._window()):
+        for position in self._opened():
             if len(inherits) + len(others) == OVERDUE_UNITS_MAX:
                 break
-            claim = self._claims.get(position)
-            claimed = claim is not None and now < claim.until and claim.peer not in self._lost
             due = self._due.get(position, now)
-            if claimed or due >= mine or not self._table.free(position):
+            kept = self._claims.holder(position, now) is not None or self._rests(position, now)
+            if kept or due >= mine or not self._table.free(position):
                 continue
             if self._ownership.heir(*self._plan.unit(position)) == self._me:
                 inherits.append(position)
@@ -381,7 +409,7 @@ class Units:
         computed = 0
         for position in range(start, floor + min(units, self._table.held_max)):
             self._ahead_from = position
-            computed += not self._ownership.known(*self._plan.unit(position))
+            computed += not self._known_owner(position)
             if computed > OWNERS_COMPUTED_MAX:
                 return
             if position not in self._claims and self._owned(position):
@@ -389,14 +417,14 @@ class Units:
 
     def _youngest(self, now: float) -> Iterator[int]:
         """Open units of others, from the one that its owner will come to last."""
-        units = list(self._table.open_units(self._window()))
+        units = list(self._opened())
         yield from self._claimable(
             (p for p in reversed(units) if self._holder(p, now) == self._owner(p)), now
         )
 
     def _claimable(self, positions: Iterable[int], now: float) -> Iterator[int]:
         """As many as I may still claim."""
-        left = CLAIMS_MAX - self._claims_of(self._me, now)
+        left = CLAIMS_MAX - self._claims.count(self._me, now)
         for position in positions:
             if left <= 0:
                 return
@@ -412,7 +440,7 @@ class Units:
         for position in units:
             bits = self._table.free(position)
             if self._contract.splittable:
-                bits = _lowest(bits, wanted)
+                bits = lowest(bits, wanted)
             if not bits or not self._table.give(position, bits):
                 continue
             wanted -= bits.bit_count()
@@ -441,13 +469,12 @@ class Units:
             return []
         limit = now - (OVERDUE_INTERVALS - 1.0) * self._interval_s
         late = [p for p in positions if self._due.get(p, now) < limit and p not in self._claims]
-        return late[: max(CLAIMS_MAX - self._claims_of(self._me, now), 0)]
+        return late[: max(CLAIMS_MAX - self._claims.count(self._me, now), 0)]
 
     def _claim(self, positions: list[int], now: float) -> list[Action]:
         if not positions:
             return []
-        hold = _Hold(self._me, now + CLAIM_INTERVALS * self._interval_s)
-        self._claims.update(dict.fromkeys(positions, hold))
+        self._claims.take(positions, Hold(self._me, now + CLAIM_INTERVALS * self._interval_s))
         return [Claim(tuple(self._plan.unit(p) for p in positions))]
 
     def _claimed(self, peer: PeerId, units: tuple[Unit, ...], now: float) -> None:
@@ -456,44 +483,21 @@ class Units:
         self._open_window(now)
         if peer == self._me or peer not in self._classes:
             return
-        left = CLAIMS_RESPECTED_MAX - self._claims_of(peer, now)
-        hold = _Hold(peer, now + CLAIM_INTERVALS * self._interval_s)
+        left = CLAIMS_RESPECTED_MAX - self._claims.count(peer, now)
+        hold = Hold(peer, now + CLAIM_INTERVALS * self._interval_s)
         for unit in units[:CLAIMS_RESPECTED_MAX]:
             if left <= 0 or not self._plan.has(*unit, 1):
                 return
             position = self._plan.position(*unit)
-            held = self._claims.get(position)
             if self._table.closed(position) or position not in self._due:
                 continue
-            if held is not None and (held.peer == peer or not self._beats(unit, peer, held, now)):
-                continue
-            self._claims[position] = hold
-            left -= 1
+            first_of = partial(self._first_of, unit)
+            left -= self._claims.respect(position, hold, now, first_of)
 
-    def _beats(self, unit: Unit, peer: PeerId, held: _Hold, now: float) -> bool:
-        if now >= held.until or held.peer in self._lost:
-            return True
-        return self._ownership.first_of(*unit, [peer, held.peer]) == peer
-
-    def _claims_of(self, peer: PeerId, now: float) -> int:
-        return sum(
-            hold.peer == peer and now < hold.until and not self._table.closed(position)
-            for position, hold in self._claims.items()
-        )
+    def _first_of(self, unit: Unit, one: PeerId, other: PeerId) -> bool:
+        return self._ownership.first_of(*unit, [one, other]) == one
 
 
-def _forget(table: dict[int, float] | dict[int, _Hold] | dict[int, None], keys: list[int]) -> None:
+def _forget(table: dict[int, float] | dict[int, None], keys: list[int]) -> None:
     for key in keys:
         del table[key]
-
-
-def _lowest(bits: int, count: int) -> int:
-    """The lowest `count` ones of a mask."""
-    if bits.bit_count() <= count:
-        return bits
-    kept = 0
-    for _ in range(count):
-        one = bits & -bits
-        kept |= one
-        bits ^= one
-    return kept

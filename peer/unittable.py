@@ -91,6 +91,18 @@ class UnitTable:
             return 0
         return self.all_of(position) & ~(state.covered | state.given | state.trained)
 
+    def given(self, position: int) -> int:
+        """The mask of what my learner has in hand."""
+        state = self._states.get(position)
+        return state.given if state is not None else 0
+
+    def done(self, position: int) -> bool:
+        """Whether all of a unit was trained here or is listed, and not all of it is listed."""
+        state, whole = self._states.get(position), self.all_of(position)
+        if state is None or state.covered == whole:
+            return False
+        return state.covered | state.trained == whole
+
     def closed(self, position: int) -> bool:
         """Whether nothing is left to do: all of it is listed, or this peer has tried often
         enough."""
@@ -242,3 +254,15 @@ class UnitTable:
 def mask(start: int, stop: int) -> int:
     """The mask with the bits [start, stop) set."""
     return (1 << stop) - (1 << start)
+
+
+def lowest(bits: int, count: int) -> int:
+    """The lowest `count` ones of a mask."""
+    if bits.bit_count() <= count:
+        return bits
+    kept = 0
+    for _ in range(count):
+        one = bits & -bits
+        kept |= one
+        bits ^= one
+    return kept

@@ -53,7 +53,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Usual time between two merges of the swarm."""
     longest_gap_s: float
     units: dict[str, int]
-    """Units by state: open, claimed, trained, listed, settled, twice, lost."""
+    """Units by state and other counts: `dugnad.peer.unitsview.unit_counts`."""
     addresses: list[str]
     link: str
     residual_norm_share: float

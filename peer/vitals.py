@@ -30,7 +30,7 @@ from dugnad.peer.receiptsync import ReceiptSync
 from dugnad.peer.runend import RunEnd
 from dugnad.peer.store import StoreError
 from dugnad.peer.training import flat
-from dugnad.peer.units import Interval, Participants, SwarmSpeed
+from dugnad.peer.units import Interval, Participants, SwarmSpeed, WasAway
 
 if TYPE_CHECKING:
     from dugnad.peer.daemon import Daemon
@@ -92,6 +92,8 @@ class Vitals:
         self.anchor_loss: float | None = None
         self.anchor_losses: deque[tuple[int, float]] = deque(maxlen=1024)
         self.synced = False
+        self.met_at = clock.now()
+        """When the first of the others was met: since then they leave us our share."""
         self.end = RunEnd(daemon)
         self.interval_s = 0.0
         self.longest_gap_s = 0.0
@@ -343,6 +345,8 @@ class Vitals:
         if self.end.over():
             return  # a newcomer to a run that is over trains nothing
         daemon.state, daemon.reason = "training", ""
+        if live:
+            daemon.units.handle(WasAway(now - self.met_at), now)
         daemon.training.enable()
         daemon.note("sync", f"level with the swarm after {waited:.1f} s; training")
 

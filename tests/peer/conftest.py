@@ -114,7 +114,15 @@ class MemoryView:
         return board_view(make_board(tokens=4096))
 
     def units(self) -> Mapping[str, object]:
-        return {"counts": {"open": 3}, "rows": []}
+        counts = ("epoch", "claimed", "trained", "listed", "settled", "twice", "lost", "mine")
+        row = {"unit": "0/7", "state": "open", "holder": "this peer", "overdue_s": -2.5}
+        return {
+            **dict.fromkeys(counts, 1),
+            "open": 3,
+            "epoch_sequences": 400,
+            "epoch_progress": 0.25,
+            "rows": [row],
+        }
 
     def events(self, since: int) -> list[EventRow]:
         row = EventRow(n=7, at_ms=1, kind="joined", text="one joined", data={"peer": "one"})

@@ -39,6 +39,7 @@ from dugnad.peer.publicpage import (
 from dugnad.peer.runfile import EXAMPLE_RUN, parse_run_file
 from dugnad.peer.store import Receipt as StoredReceipt
 from dugnad.peer.store import Store
+from dugnad.peer.unitevents import UnitsStatus
 
 ME, A, B = (Identity.ephemeral(bytes([n]) * 32).peer for n in (1, 2, 3))
 HOSTILE = '<script>alert(1)</script>\u202e\x1b[2J"'
@@ -105,6 +106,25 @@ class Memory:
 
     def commit(self, digest: bytes) -> fm.CommitRecord | None:
         return self.commits.get(digest)
+
+
+STATUS = UnitsStatus(
+    epoch=1,
+    epoch_progress=0.5,
+    epoch_sequences=38,
+    epoch_listed=19,
+    open=7,
+    mine=3,
+    claimed=2,
+    trained=1,
+    claimed_sequences=6,
+    trained_sequences=4,
+    covered_sequences=57,
+    twice_sequences=0,
+    given_up=0,
+    held=12,
+)
+"""Where the work stands in a world of which nobody asks."""
 
 
 class Lineage:
@@ -181,7 +201,7 @@ class Peer:
             training=self.training,
             vitals=self.vitals,
             ledger=SimpleNamespace(fold=self.fold, board=self.fold.board, flush=nothing_waits),
-            units=SimpleNamespace(status=lambda now: SimpleNamespace(open=7, mine=3, given_up=0)),
+            units=SimpleNamespace(status=lambda now: STATUS),
             report=SimpleNamespace(state=lambda: self.state),
             happenings=SimpleNamespace(label=lambda peer: f"{name_of(peer)} ({short(peer)})"),
             leaving=asyncio.Event(),
