@@ -18,6 +18,15 @@ done they are asked to leave, and the commits that are then on a disk are counte
 | epoch_s | from the first listed contribution until all see the epoch as done | |
 | tail_s | from the last fault until then | |
 | units_lost, digests_equal, left_behind | as in churn.py | 0, true, 0 |
+
+With `--slow 8 --every 100000` nothing is killed, and the last peer has an eighth of the CPU time:
+
+| key | what | goal |
+|---|---|---|
+| slow_speed | its tokens / the mean of the others, over the epoch | about 1/8 |
+| slow_idle | share of the time in which it had nothing to train on | 0 |
+| slow_listed | commits that list it / commits of the epoch | > 0 |
+| gap_ratio | longest time between two merges of a fragment / the usual one | <= 2 |
 """
 
 from __future__ import annotations
@@ -29,15 +38,16 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import mean, median
 from typing import Any, Final
 
-from _churnfigures import p95
+from _churnfigures import p95, tokens_between
 from _churnplan import schedule
-from _churnswarm import ASK_S, ChurnPeer, interrupted_in_order, run_of
+from _churnswarm import ASK_S, ChurnPeer, interrupted_in_order, lineage_of, run_of
 from _coveragefigures import EpochShape, listed, trained
-from churn import AGREE_S, Churn, say
+from churn import AGREE_S, TICK_S, Churn, say
 
 from dugnad.averaging.formats import Input, UnitPiece
 from dugnad.dht.ids import RunId
@@ -56,8 +66,12 @@ LAST_FAULT: Final = 0.8
 class CoveragePeer(ChurnPeer):
     """A peer whose word about losses is kept: (when it saw one, its kind, units, seconds)."""
 
-    def __init__(self, *arguments: Any) -> None:  # Any: those of ChurnPeer
-        super().__init__(*arguments)
+    slow: tuple[int, float] = (-1, 1.0)
+    """Which peer has only this part of the CPU time of the others."""
+
+    def __init__(self, number: int, folder: Path, command: Sequence[str], share: float) -> None:
+        which, by = self.slow
+        super().__init__(number, folder, command, share / by if number == which else share)
         self.losses: list[tuple[float, str, int, float]] = []
         self._heard = (-1, 0)
 
@@ -167,6 +181,24 @@ class Coverage(Churn):
             "uncounted": 1.0 - counted * manifest.data.context / total if total else None,
             "epoch_s": self.ended - self.begun,
             "tail_s": self.ended - last_fault,
+            **(self._slow(best, run) if self.options.slow > 1.0 else {}),
+        }
+
+    def _slow(self, best: ChurnPeer, run: RunId) -> dict[str, Any]:
+        """How the slow peer fared among the others, from the first calm moment to the end."""
+        begin, end = self.begun, self.ended
+        *others, slow = self.peers
+        done = [tokens_between(one.span.samples, begin, end - TICK_S) for one in self.peers]
+        rates = [one or 0.0 for one in done]
+        inside = [one for one in slow.span.samples if begin <= one.at <= end]
+        merges = [one for one in lineage_of(best, run, self.peers) if begin <= one.at <= end]
+        usual = [one.last["interval_s"] for one in others]
+        gaps = [one.last["longest_gap_s"] for one in others]
+        return {
+            "slow_speed": rates[-1] / mean(rates[:-1]) if any(rates[:-1]) else None,
+            "slow_idle": mean(not one.training for one in inside) if inside else None,
+            "slow_listed": mean(slow.number in one.tokens for one in merges) if merges else None,
+            "gap_ratio": max(gaps) / median(usual) if median(usual) else None,
         }
 
     def _since_fault(self, moment: float) -> float | None:
@@ -200,6 +232,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--every", type=float, default=30.0, help="seconds between two faults")
     parser.add_argument("--lines", type=int, default=40_000, help="lines of text: an epoch")
     parser.add_argument("--cpu-share", type=float, default=0.08, help="cap of each learner")
+    parser.add_argument("--slow", type=float, default=1.0, help="the last peer is slower by this")
     parser.add_argument("--merge", type=float, default=2.0, help="seconds between merges")
     parser.add_argument("--keep", help="keep the peers' folders and logs here")
     return parser.parse_args()
@@ -209,6 +242,7 @@ def main() -> None:
     """Run it and print the figures."""
     options = parse()
     options.calm = 0.0
+    CoveragePeer.slow = (options.peers - 1, options.slow)
     with tempfile.TemporaryDirectory(prefix="dugnad-coverage-") as name, interrupted_in_order():
         folder = Path(options.keep or name)
         folder.mkdir(parents=True, exist_ok=True)

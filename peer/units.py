@@ -51,9 +51,10 @@ from dugnad.peer.unitevents import (
     WasAway,
     WorkItem,
 )
+from dugnad.peer.unitlag import ListingLag
 from dugnad.peer.unitplan import Unit, UnitPlan
 from dugnad.peer.unitreport import Sight, open_units_of, status_of
-from dugnad.peer.unittable import UnitTable, lowest, mask
+from dugnad.peer.unittable import UnitTable, lowest
 
 __all__ = [
     "Abandoned",
@@ -93,6 +94,8 @@ spare."""
 OVERDUE_INTERVALS: Final = 3.0
 """Others may take a unit this many intervals after it should have been listed: twice the usual
 delay."""
+LAG_INTERVALS: Final = 2.0
+"""Work is listed within so many intervals at the most, where nothing is slow."""
 MOVED_INTERVALS: Final = 4.0
 """A unit that another may have begun is left alone so long: what it had trained is listed by then.
 Without it each change of a speed class had work done twice (benchmarks/coverage.py)."""
@@ -142,7 +145,8 @@ class Units:
         self._inherited: dict[int, None] = {}
         self._due: dict[int, float] = {}
         self._opened_to = 0
-        self._interval_s = INTERVAL_DEFAULT_S
+        self._merge_s = INTERVAL_DEFAULT_S
+        self._lag = ListingLag()
         self._tokens_per_s = 0.0
         self._ahead_from = 0
 
@@ -161,18 +165,18 @@ class Units:
                 self._open_window(now)
                 self._move(self._opened(), now - ago_s)
             case Interval(seconds):
-                self._interval_s = seconds if seconds > 0.0 else self._interval_s
+                self._merge_s = seconds if seconds > 0.0 else self._merge_s
             case SwarmSpeed(tokens_per_s):
                 self._tokens_per_s = tokens_per_s if tokens_per_s > 0.0 else self._tokens_per_s
             case Claimed(peer, units):
                 self._claimed(peer, units, now)
             case Trained(piece):
-                self._trained((piece,))
+                self._trained((piece,), now)
             case Returned(pieces):
-                self._trained(pieces)
+                self._trained(pieces, now)
             case Abandoned(pieces):
                 self._ahead_from = 0
-                for position, bits in self._known(pieces):
+                for position, bits in self._table.places(pieces):
                     self._table.abandon(position, bits)
             case Covered() | Uncovered() | Adopted():
                 self._listed(event, now)
@@ -232,9 +236,8 @@ class Units:
 
     def _sight(self, now: float) -> Sight:
         self._open_window(now)
-        table = self._table
-        opened = list(table.open_units(self._window()))
-        return Sight(self._me, now, self._plan, table, self._claims, self._owner, self._due, opened)
+        rows = (self._table, self._claims, self._owner, self._due, list(self._opened()))
+        return Sight(self._me, now, self._plan, *rows)
 
     # --- who takes part -----------------------------------------------------------------------
 
@@ -310,24 +313,23 @@ class Units:
 
     # --- what is listed and trained -----------------------------------------------------------
 
-    def _known(self, pieces: Iterable[UnitPiece]) -> Iterator[tuple[int, int]]:
-        """Position and mask of the pieces that name something that exists."""
-        for piece in pieces:
-            if 0 <= piece.start < piece.stop and self._plan.has(
-                piece.epoch, piece.index, piece.stop
-            ):
-                yield self._plan.position(piece.epoch, piece.index), mask(piece.start, piece.stop)
+    @property
+    def _interval_s(self) -> float:
+        """The merge interval, or longer where listing takes more of them than usual."""
+        return max(self._merge_s, self._lag.seconds / LAG_INTERVALS)
 
-    def _trained(self, pieces: Iterable[UnitPiece]) -> None:
-        for position, bits in self._known(pieces):
+    def _trained(self, pieces: Iterable[UnitPiece], now: float) -> None:
+        for position, bits in self._table.places(pieces):
             self._table.train(position, bits)
+            self._lag.trained(position, now)
 
     def _listed(self, event: Covered | Uncovered | Adopted, now: float) -> None:
         if isinstance(event, Adopted):
             self._table.rise(max(event.epochs_done, 0) * self._plan.units_per_epoch)
-        for position, bits in self._known(event.pieces):
+        for position, bits in self._table.places(event.pieces):
             match event:
                 case Covered(maker=maker):
+                    self._lag.listed(position, now)
                     self._table.cover(position, bits, None if maker is None else maker == self._me)
                 case Adopted():
                     self._table.cover(position, bits & ~self._table.covered(position), None)

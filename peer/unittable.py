@@ -5,10 +5,11 @@ closed unless it is held here and says otherwise; from the floor on nothing is c
 held here. So memory grows with what is open, not with what was ever done.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from dugnad.averaging.formats import UnitPiece
 from dugnad.peer.unitplan import UnitPlan
 
 HELD_UNITS_MAX: Final = 65_536
@@ -65,6 +66,14 @@ class UnitTable:
 
     def __len__(self) -> int:
         return len(self._states)
+
+    def places(self, pieces: Iterable[UnitPiece]) -> Iterator[tuple[int, int]]:
+        """Position and mask of the pieces that name something that exists."""
+        for piece in pieces:
+            if 0 <= piece.start < piece.stop and self._plan.has(
+                piece.epoch, piece.index, piece.stop
+            ):
+                yield self._plan.position(piece.epoch, piece.index), mask(piece.start, piece.stop)
 
     def size(self, position: int) -> int:
         """Sequences in the unit at `position`."""
