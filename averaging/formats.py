@@ -54,6 +54,10 @@ REFUSAL_CHARS_MAX: Final = 200
 """Why an input was not counted, in a sentence."""
 CLAIMS_MAX: Final = 64
 """Units claimed in one message; a peer holds fewer than that by claim."""
+SCORES_MAX: Final = 16
+"""Scores of held-out units in one message: 16 signatures are 2 ms of checking."""
+SCORE_BYTES_MAX: Final = 256
+"""One score: a key, a digest, a signature and five numbers."""
 FRAGMENTS_MAX: Final = 4096
 """Fragments of one model."""
 
@@ -250,8 +254,27 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     data: Annotated[bytes, msgspec.Meta(max_length=STATEMENT_BYTES_MAX)]
 
 
+class Scores(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+    """Signed scores of held-out units; whoever evaluates knows their form."""
+
+    rows: Annotated[
+        tuple[Annotated[bytes, msgspec.Meta(max_length=SCORE_BYTES_MAX)], ...],
+        msgspec.Meta(max_length=SCORES_MAX),
+    ]
+
+
 Message = (
-    Announce | Witness | Heads | WantCommits | Commits | Claims | Word | Challenge | Answer | Told
+    Announce
+    | Witness
+    | Heads
+    | WantCommits
+    | Commits
+    | Claims
+    | Word
+    | Challenge
+    | Answer
+    | Told
+    | Scores
 )
 
 _Signed = TypeVar("_Signed", Contribution, Header, Ack)
@@ -360,7 +383,7 @@ def message_fault(message: Message) -> str:
                 return "too many known digests"
             named = _named(fragment, digest) and all(len(d) == DIGEST_BYTES for d in known)
             return "" if named else "a wish with a number or digest out of range"
-        case Challenge() | Answer() | Told():
+        case Challenge() | Answer() | Told() | Scores():
             return ""  # bounded by their types; what they are worth is judged where they are used
         case Word():
             return ""  # its size was checked with its type, the rest is for who knows the organiser

@@ -26,6 +26,8 @@ FACTS_MAX: Final = 24
 ROLES_MAX: Final = 8
 FRAGMENTS_MAX: Final = 4096
 """Rows of the fragment table; more would be no table for people."""
+EVALUATORS_MAX: Final = 100
+"""Evaluators shown: more than a page of them."""
 LISTED_MAX: Final = 256
 """Contributors told about with one merge; the rest count as others."""
 
@@ -179,6 +181,21 @@ class BoardComputed(Event, frozen=True, kw_only=True, tag="board"):
     peers_known: int = 0
 
 
+class EvaluatedRow(msgspec.Struct, frozen=True):
+    """Held-out tokens that a peer scored: confirmed by another, not yet, and contradicted."""
+
+    peer: str
+    confirmed: int
+    pending: int
+    disputed: int
+
+
+class Evaluations(Event, frozen=True, kw_only=True, tag="evaluations"):
+    """What evaluators earned, most first."""
+
+    rows: tuple[EvaluatedRow, ...]
+
+
 class SampleText(Event, frozen=True, kw_only=True, tag="sample"):
     """Text that the current model wrote when the run had made `step` merges."""
 
@@ -220,6 +237,7 @@ AnyEvent = (
     | UnitsMoved
     | UnitCounts
     | BoardComputed
+    | Evaluations
     | SampleText
     | Status
     | RunEnded
@@ -279,6 +297,9 @@ def clean(event: AnyEvent) -> AnyEvent:
             return changed(event, counts=counts)
         case BoardComputed():
             return changed(event, board=_clean_board(event.board))
+        case Evaluations():
+            rows = tuple(changed(r, peer=line(r.peer, 64)) for r in event.rows[:EVALUATORS_MAX])
+            return changed(event, rows=rows)
         case SampleText():
             return changed(event, text=paragraph(event.text), prompt=paragraph(event.prompt, 400))
         case Status():

@@ -48,6 +48,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: Newest | None
     fragments: dict[int, FragmentHead]
     units: dict[str, int]
+    evaluated: tuple[ev.EvaluatedRow, ...]
     peers: list[ev.PeerRow]
     happenings: tuple[Happening, ...]
     sample: ev.SampleText | None
@@ -76,6 +77,7 @@ def snapshot(view: View, hub: Hub) -> bytes:
             tokens_per_s=_newest(history.speed),
             fragments=dict(state.heads),
             units=dict(state.units),
+            evaluated=state.evaluated,
             peers=list(state.peers.values()),
             happenings=state.happenings[-HAPPENINGS_SHOWN:],
             sample=state.sample,

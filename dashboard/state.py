@@ -56,6 +56,7 @@ class State:
     board_heard: int = 0
     board_known: int = 0
     units: tuple[tuple[str, int], ...] = ()
+    evaluated: tuple[ev.EvaluatedRow, ...] = ()
     sample: ev.SampleText | None = None
 
     @property
@@ -135,6 +136,8 @@ def _folded(state: State, event: ev.AnyEvent) -> State:
         case ev.BoardComputed():
             heard, known = event.peers_heard, event.peers_known
             return replace(state, board=event.board, board_heard=heard, board_known=known)
+        case ev.Evaluations():
+            return replace(state, evaluated=event.rows)
         case ev.SampleText():
             return replace(state, sample=event)
         case ev.Status():

@@ -21,7 +21,8 @@ from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.records import RecordError, decode, encode
 from dugnad.peer.anchors import AnchorFiles
 from dugnad.peer.init import initial_parameters
-from dugnad.peer.manifest import Manifest
+from dugnad.peer.manifest import Manifest, evaluating_need, memory_need
+from dugnad.peer.roles import EVALUATE, TRAIN
 from dugnad.peer.store import Promise, Store
 from dugnad.peer.storethread import StoreThread
 from dugnad.peer.units import Contract, UnitPlan, Units
@@ -33,8 +34,10 @@ UNIT_ATTEMPTS: Final = 3
 CHECKPOINT_BYTES_MAX: Final = 8 << 20
 CHECKPOINTS_KEPT: Final = 2
 """As many as anchor files per fragment."""
-ACTIVATION_FACTOR: Final = 6.0
-"""FLOPs of training per parameter and token (2 forward, 4 backward)."""
+FORWARD_SHARE: Final = 1.0 / 3.0
+"""Of the operations of training: 2 forward, 4 backward for each weight and token."""
+DTYPES: Final = ("float32",)
+"""Formats that a learner may compute in; parameters and hand-ins are float32 everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +103,23 @@ def credit_rules(manifest: Manifest, run: RunId) -> CreditRules:
     )
 
 
+def contracts(manifest: Manifest) -> dict[str, Contract]:
+    """What a unit of this run needs: of training, and of evaluating."""
+    flops = manifest.model.flops_per_token() * manifest.unit_sequences * manifest.data.context
+
+    def contract(memory_bytes: int, flops: float) -> Contract:
+        return Contract(memory_bytes, DTYPES, flops, splittable=True, attempts=UNIT_ATTEMPTS)
+
+    return {
+        TRAIN: contract(memory_need(manifest).total, flops),
+        EVALUATE: contract(evaluating_need(manifest).total, FORWARD_SHARE * flops),
+    }
+
+
 def make_units(manifest: Manifest, run: RunId, me: PeerId) -> Units:
     """The work core of this run."""
     plan = UnitPlan(run, manifest.data.held_out_start, manifest.unit_sequences)
-    tokens = manifest.unit_sequences * manifest.data.context
-    contract = Contract(
-        memory_bytes=manifest.model.memory_bytes(1),
-        dtypes=("float32",),
-        flops=ACTIVATION_FACTOR * manifest.table.total * tokens,
-        splittable=True,
-        attempts=UNIT_ATTEMPTS,
-    )
+    contract = contracts(manifest)[TRAIN]
     return Units(me, plan, contract, sequence_tokens=manifest.data.context)
 
 

@@ -28,12 +28,24 @@ async def bring_up_learner(daemon: Daemon) -> None:
     await _fetch_data(daemon)
     daemon.state, daemon.reason = "measuring", "starting the learner"
     try:
-        await daemon.training.start()
+        await _start_learner(daemon)
     except (LearnerGone, TimeoutError) as error:
         raise UserError(
             "E005", f"the learner cannot start: {error}", "see the text; free some memory"
         ) from error
     daemon.state, daemon.reason = "syncing", "waiting for the swarm's state"
+
+
+async def _start_learner(daemon: Daemon) -> None:
+    """Start it; one that cannot train is started again to evaluate."""
+    try:
+        await daemon.training.start()
+    except LearnerGone as error:
+        if not daemon.duty.trains:
+            raise
+        daemon.duty.cannot_train(str(error))
+        daemon.training.trainer.plan = daemon.duty.plan()
+        await daemon.training.start()
 
 
 async def _fetch_data(daemon: Daemon) -> None:

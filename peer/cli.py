@@ -181,6 +181,7 @@ def peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
         "name",
         "peer",
         "state",
+        "roles",
         "link",
         "tokens_per_s",
         "listed_tokens",
@@ -215,6 +216,18 @@ def units(home: HomeOption = None, as_json: JsonOption = False) -> None:
     from dugnad.peer.render import units_text
 
     print(units_text(answer))
+
+
+@app.command()
+def evaluation(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """The validation curve that evaluators measure, and their credit of evaluated tokens."""
+    answer = ask(home, "/v1/evaluation")
+    if as_json:
+        print_json(answer)
+        return
+    from dugnad.peer.render import evaluation_text
+
+    print(evaluation_text(answer))
 
 
 @app.command("dashboard")

@@ -20,9 +20,11 @@ from dugnad.peer.paths import HOME_VARIABLE, Home, read_bounded
 from dugnad.peer.settingparse import (
     CODEC_NAMES,
     LIMIT_PARSERS,
+    ROLES,
     as_bool,
     as_codec,
     as_number,
+    as_roles,
     as_share,
     numbers_of,
 )
@@ -109,6 +111,8 @@ class Settings:
     """Traffic up and down in 30 days; 0 is no limit."""
     hours: str = ""
     """Hours of the week in which it may train; empty means always."""
+    roles: tuple[str, ...] = ("train",)
+    """What it does for the run: `train`, `evaluate`. A machine that cannot train evaluates."""
     only_when_idle: bool = False
     """Train only when nobody uses the machine."""
     idle_minutes: float = 3.0
@@ -324,6 +328,7 @@ _PARSERS: Final[Mapping[str, Callable[[object], object]]] = {
     "cpu_share": as_share,
     "name": _as_name,
     "outbound_only": as_bool,
+    "roles": as_roles,
     "quic": as_bool,
     "codec": as_codec,
     "lan": as_bool,
@@ -339,6 +344,7 @@ _WANTED: Final[Mapping[str, str]] = {
     "cpu_share": "a share from 0.01 to 1, for example 0.5",
     "name": f"a name of at most {NAME_CHARS_MAX} visible characters",
     "outbound_only": "true or false",
+    "roles": f'some of {", ".join(ROLES)}, for example ["train", "evaluate"]',
     "quic": "true or false",
     "codec": "auto, or one of " + ", ".join(CODEC_NAMES),
     "lan": "true or false",

@@ -16,7 +16,7 @@ from dugnad.averaging.codecs import CODECS
 from dugnad.peer.config import Settings, usable_cores
 from dugnad.peer.errors import UserError
 from dugnad.peer.limits import faults
-from dugnad.peer.manifest import Manifest, check_memory, describe, memory_need
+from dugnad.peer.manifest import Manifest, check_memory, describe, evaluating_need, memory_need
 from dugnad.peer.paths import Home
 
 RECEIPTS_BYTES: Final = 64 << 20
@@ -58,8 +58,9 @@ def disk_free(home: Home) -> int:
 
 
 def check_machine(manifest: Manifest, home: Home) -> None:
-    """UserError E021 (memory) or E017 (disk), with need and have, when the run cannot fit here."""
-    check_memory(memory_need(manifest), memory_available())
+    """UserError E021 (memory) or E017 (disk), with need and have, when nothing of the run fits
+    here."""
+    check_memory(evaluating_need(manifest), memory_available())
     need, have = disk_need(manifest), disk_free(home)
     if need > have:
         raise UserError(
@@ -123,6 +124,7 @@ def limit_rows(settings: Settings) -> list[Row]:
     if settings.gpu != "none" and limits.gpu_only_when_idle != "false":
         gpu += ", not while somebody uses the machine"
     return [
+        ("roles", " and ".join(settings.roles) + "; a machine that cannot train evaluates"),
         ("GPU", gpu),
         ("at most", ", ".join(rates + quota)),
         ("when", ", ".join(when)),

@@ -1,6 +1,6 @@
 """A work unit's contract: what a machine must have to take it, and how often it may be tried."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -13,10 +13,10 @@ design gives a slow machine. Larger work wants a smaller unit, not a longer wait
 class Contract:
     """What a unit of this run needs.
 
-    `memory_bytes` in the device that trains; `dtypes` that are accepted (by their torch names, such
-    as "float32"), any one is enough; `flops` floating point operations for the whole unit;
+    `memory_bytes` of the machine; `dtypes` that are accepted (by their torch names, such as
+    "float32"), any one is enough; `flops` floating point operations for the whole unit;
     `splittable` whether a part of a unit may be trained and handed in; `attempts` how often one
-    peer may try it.
+    peer may try it; `devices` the kinds that are accepted ("cpu", "cuda"), empty for any.
     """
 
     memory_bytes: int
@@ -24,6 +24,7 @@ class Contract:
     flops: float
     splittable: bool
     attempts: int
+    devices: tuple[str, ...] = ()
 
 
 class Capabilities(Protocol):
@@ -36,7 +37,13 @@ class Capabilities(Protocol):
 
     @property
     def flops(self) -> Mapping[str, float]:
-        """Measured speed per dtype, in operations a second; what is absent is not usable."""
+        """Measured speed per dtype, in operations a second; what is absent is not usable. Empty on
+        a machine that was never measured: then trying tells."""
+        ...
+
+    @property
+    def kinds(self) -> Collection[str]:
+        """Kinds of its devices; empty: unknown."""
         ...
 
 
@@ -47,7 +54,12 @@ def can_take(contract: Contract, capabilities: Capabilities) -> tuple[bool, str]
         return False, "its memory is unknown"
     if memory < contract.memory_bytes:
         return False, f"needs {_mega(contract.memory_bytes)} MB of memory, has {_mega(memory)} MB"
+    kinds = capabilities.kinds
+    if contract.devices and kinds and not set(kinds) & set(contract.devices):
+        return False, f"needs {' or '.join(contract.devices)}, has {', '.join(sorted(kinds))}"
     measured = capabilities.flops
+    if not measured:
+        return True, "it was never measured, so trying will tell"
     usable = [d for d in contract.dtypes if measured.get(d, 0.0) > 0.0]
     if not usable:
         return False, f"none of {', '.join(contract.dtypes)} was measured on it"

@@ -111,6 +111,7 @@ class ControlServer:
                 web.get("/v1/peers", self._get_peers),
                 web.get("/v1/leaderboard", self._get_leaderboard),
                 web.get("/v1/units", self._get_units),
+                web.get("/v1/evaluation", self._get_evaluation),
                 web.get("/v1/events", self._get_events),
                 web.post("/v1/leave", self._post_leave),
                 web.post("/v1/steer", self._post_steer),
@@ -158,6 +159,9 @@ class ControlServer:
 
     async def _get_units(self, _: web.Request) -> web.Response:
         return _json(self._view.units())
+
+    async def _get_evaluation(self, _: web.Request) -> web.Response:
+        return _json(self._view.evaluation())
 
     async def _get_events(self, request: web.Request) -> web.Response:
         text = request.query.get("since", "0")

@@ -43,7 +43,9 @@ from dugnad.peer.contextkeeper import ContextKeeper
 from dugnad.peer.control import ControlServer
 from dugnad.peer.corpus import ShardStore
 from dugnad.peer.departure import leave, request_leave
+from dugnad.peer.duty import Duty
 from dugnad.peer.errors import UserError
+from dugnad.peer.evaluator import Evaluator
 from dugnad.peer.exchangeports import Ports
 from dugnad.peer.failures import as_user_error, no_seed_error, store_error, substrate_error
 from dugnad.peer.happenings import REMEMBER, Happenings
@@ -58,14 +60,12 @@ from dugnad.peer.progress import ProgressLog
 from dugnad.peer.pull import PullError
 from dugnad.peer.reporting import Report
 from dugnad.peer.serving import Serving
-from dugnad.peer.settingparse import numbers_of
 from dugnad.peer.starting import accept_manifest
 from dugnad.peer.statementkeeper import StatementKeeper
 from dugnad.peer.steward import Steward
 from dugnad.peer.store import StoreError
 from dugnad.peer.storethread import StoreThread
 from dugnad.peer.swarm import Swarm, SwarmHooks
-from dugnad.peer.trainer import LearnerPlan
 from dugnad.peer.training import Training, TrainingHooks
 from dugnad.peer.transfer import ContributionServer, PullServer
 from dugnad.peer.vitals import Vitals
@@ -113,6 +113,7 @@ class Daemon:
         self.neighbours = Neighbours(self)
         self.whereabouts = Whereabouts(self)
         self.steward = Steward(self)
+        self.duty = Duty(self)
         self.swarm = Swarm(self._substrate_config(start), identity, self._hooks())
         self.manifest: Manifest
         self.run_id: RunId
@@ -128,6 +129,7 @@ class Daemon:
         self.ledger: Ledger
         self.links: Links
         self.vitals: Vitals
+        self.evaluator: Evaluator
         self.report: Report
         self.shards: ShardStore
         self.anchor_files: AnchorFiles
@@ -199,7 +201,9 @@ class Daemon:
             raise store_error(error) from error
         self.shards = ShardStore(place.shards, self.manifest.data.index)
         self.anchor_files = AnchorFiles(place.anchors)
+        self.duty.decide()
         await self._assemble()
+        self.evaluator = Evaluator(self)
 
     async def _fetch_manifest(self) -> Manifest:
         assert self.swarm.puller is not None
@@ -236,7 +240,7 @@ class Daemon:
             find=lambda: self.keeper.find(),
         )
         self.training = Training(
-            self._learner_plan(), self.units, log, clock.now, hooks, eligible=who.can_home
+            self.duty.plan(), self.units, log, clock.now, hooks, eligible=who.can_home
         )
         self.links = self.swarm.links = Links(self)
         ports = Ports(
@@ -258,22 +262,6 @@ class Daemon:
         self.orders.load()
         self.vitals = Vitals(self)
         self.report = Report(self)
-
-    def _learner_plan(self) -> LearnerPlan:
-        manifest = self.manifest
-        return LearnerPlan(
-            config=manifest.model,
-            table=manifest.table,
-            optimiser=manifest.inner,
-            tokens=self.shards.tokens_path,
-            threads=self.settings.threads or 1,
-            cpu_share=self.settings.cpu_share,
-            gpu_share=self.settings.gpu_share,
-            cores=numbers_of(self.settings.cores),
-            gpus=self.settings.gpus(),
-            device="cpu" if self.settings.gpu == "none" else "auto",
-            seed=int.from_bytes(self.identity.peer[:4], "little"),
-        )
 
     async def _take_part(self) -> None:
         """Meet the others, train and merge until told to leave."""
@@ -299,6 +287,7 @@ class Daemon:
             self.own(self.vitals.run(), "vitals")
             self.own(self.keeper.run(), "keep the context")
             self.own(self.buddy.run(), "bring drafts to a neighbour")
+            self.own(self.evaluator.run(), "evaluate held-out units")
             await self.leaving.wait()
             if not self.forced:
                 await leave(self)
@@ -362,7 +351,7 @@ class Daemon:
             devices=(Device("cpu", "", os.cpu_count() or 1),),
             reachable="outbound" if self.settings.outbound_only else "unknown",
             can_home=not self.settings.outbound_only,
-            roles=("train",) if self.settings.outbound_only else ("train", "merge"),
+            roles=self.duty.advertised(),
             addresses=addresses[:IN_ADVERT],
         )
 

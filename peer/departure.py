@@ -49,6 +49,7 @@ async def leave(daemon: Daemon) -> None:
     daemon.note("leave", text, share=share)
     print(f"left the swarm; {text}", flush=True)
     daemon.steward.save_traffic()
+    await daemon.evaluator.save()
     if not daemon.forced:
         daemon.steward.say(Input.HANDED_OVER)
     await daemon.swarm.leave()

@@ -103,7 +103,8 @@ class Examination:
 
     def _resting(self) -> bool:
         training = self._daemon.training
-        return training.ready is None or training.held or not training.enabled
+        may = training.enabled and training.trains and not training.held
+        return training.ready is None or not may
 
     def _newest_mark(self) -> Mark | None:
         """The mark of the slot in which the head of fragment 0 lies; remembered, since a lineage in

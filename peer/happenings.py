@@ -68,6 +68,7 @@ class Happenings:
                 self.peer_gone(peer, "left", "left")
             case ro.PeerChanged(peer, advert):
                 self.daemon.averager.peer_up(peer, can_home=advert.can_home)
+                self.daemon.vitals.roster_changed()
             case ro.SelfSuspect(reason):
                 self.daemon.note("network", f"all streams ended at once: {reason}")
                 self.daemon.own(self.daemon.swarm.restart(self.daemon.note), "restart p2pd")
@@ -87,6 +88,7 @@ class Happenings:
         assert self.daemon.swarm.messenger is not None
         self.daemon.swarm.messenger.peer_up(peer)
         self.daemon.orders.tell(peer)
+        self.daemon.evaluator.met(peer)
         if not self.daemon.averager.live():
             self.daemon.vitals.met_at = clock.now()
         self.daemon.averager.peer_up(peer, can_home=advert.can_home)
@@ -105,6 +107,7 @@ class Happenings:
             self.daemon.buddy.lost(peer)
         else:
             self.daemon.buddy.left(peer)
+        self.daemon.evaluator.gone(peer)
         actions = self.daemon.units.handle(PeerLost(peer, left=kind == "left"), seen)
         taken = sum(len(one.units) for one in actions if isinstance(one, TookOver))
         self.daemon.training.took_over(actions)
@@ -138,6 +141,9 @@ class Happenings:
             return
         if isinstance(message, fm.Told):
             self.daemon.statements.told(sender, message.data)
+            return
+        if isinstance(message, fm.Scores):
+            self.daemon.evaluator.heard(sender, message)
             return
         if isinstance(message, fm.Claims):
             self.daemon.units.handle(Claimed(sender, message.units), clock.now())
@@ -174,6 +180,7 @@ class Happenings:
             return
         self.daemon.ledger.adopted(p, core.view.lineage, node)
         self.daemon.vitals.merged(p, action, header)
+        self.daemon.evaluator.adopted(p, action, node.tokens_total)
         if self.daemon.page is not None:
             self.daemon.page.adopted(p, action)
         rows = [(fm.header_digest(one.header, self.daemon.run_id), one) for one in action.applied]

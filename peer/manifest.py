@@ -310,6 +310,11 @@ def memory_need_of(model: ModelConfig) -> MemoryNeed:
     return MemoryNeed(model=model.memory_bytes(1), processes=PROCESS_BYTES)
 
 
+def evaluating_need(manifest: Manifest) -> MemoryNeed:
+    """What a peer needs that only evaluates: about 40 bytes a parameter."""
+    return MemoryNeed(model=manifest.model.evaluating_bytes(), processes=PROCESS_BYTES)
+
+
 def check_memory(need: MemoryNeed, have: int) -> None:
     """UserError E021, with both numbers, when `have` bytes are too few."""
     if need.total > have:

@@ -25,6 +25,9 @@ BYTES_PER_PARAMETER: Final = 62
 """Parameters 4, gradient 4, Adam 8, anchors in the learner 4, three shared regions 12 and the
 captured state 12, and in the daemon reference, residual, anchor and momentum 16: 60, and a little
 for what is in flight."""
+EVALUATING_BYTES_PER_PARAMETER: Final = 40
+"""Parameters 4 and their shared region 4 in the learner; in the daemon 16, the agreed parameters of
+two rounds 8, and one of these as a whole 4: 36, and a little for what is in flight."""
 FLOAT_BYTES: Final = 4
 NORM_EPSILON: Final = 1e-5
 """Added to the mean square in each RMSNorm, as in the published Llama models from 2 on."""
@@ -122,6 +125,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def memory_bytes(self, sequences: int = 1) -> int:
         """Estimated bytes that a peer needs to train this model, daemon and learner together."""
         return BYTES_PER_PARAMETER * self.parameter_count() + self.activation_bytes(sequences)
+
+    def evaluating_bytes(self) -> int:
+        """Estimated bytes that a peer needs to evaluate this model, daemon and learner together."""
+        forward = self.activation_bytes(1) // self.layers
+        return EVALUATING_BYTES_PER_PARAMETER * self.parameter_count() + forward
 
     def flops_per_token(self) -> int:
         """Floating-point operations to train on one token: 6 a weight in a product, and attention.

@@ -142,6 +142,10 @@ class ObserverView:
         standing = self._observer.page.standing
         return board_view(standing.board if standing is not None else EMPTY)
 
+    def evaluation(self) -> Mapping[str, object]:
+        """Nothing: scores are told among peers."""
+        return {"curve": [], "earned": [], "why": "an observer is told no scores; ask a peer"}
+
     def units(self) -> Mapping[str, object]:
         """It has no units."""
         return {"rows": []}

@@ -198,6 +198,8 @@ def _standing(
         return known.state.value, known.reason, since, seen, False
     if known.state is not State.LIVE:
         return known.state.value, known.reason, since, seen, True
+    if advert is not None and "train" not in advert.roles:
+        return ("evaluating" if "evaluate" in advert.roles else "resting"), "", since, seen, True
     if advert is None or advert.tokens_per_s <= 0.0:
         return "here", "it has told no speed yet", since, seen, True
     return "training", "", since, seen, True

@@ -144,6 +144,11 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return self.memory_available
 
     @property
+    def kinds(self) -> frozenset[str]:
+        """Kinds of its devices."""
+        return frozenset(device.kind for device in self.devices)
+
+    @property
     def flops(self) -> dict[str, float]:
         """The best measured speed per dtype, over all devices."""
         best: dict[str, float] = {}

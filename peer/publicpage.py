@@ -89,6 +89,8 @@ class PublicPage:
         self._tips: tuple[bytes, ...] = ()
         self._units: tuple[tuple[str, int], ...] = ()
         self._scored: tuple[int, float] | None = None
+        self._round = 0
+        self._earned: tuple[ev.EvaluatedRow, ...] = ()
         self._stepped = 0
         self._speed_known = False
         self._sampling = False
@@ -308,8 +310,9 @@ class PublicPage:
         if training.loss is not None and training.steps != self._stepped:
             self._stepped = training.steps
             self.feed.publish(ev.TrainLoss(at_ms=now, tokens=tokens, loss=training.loss))
+        self._tell_evaluated(at)
         scored = vitals.anchor_losses[-1] if vitals.anchor_losses else None
-        if scored is not None and scored is not self._scored:
+        if scored is not None and scored is not self._scored and not self._round:
             self._scored = scored
             scored_at = max(scored[0], self._restored)
             self.feed.publish(ev.HeldOutLoss(at_ms=now, tokens=scored_at, loss=scored[1]))
@@ -317,6 +320,25 @@ class PublicPage:
         self._speed_known = self._speed_known or speed > 0.0
         if self._speed_known:  # before, nobody has measured anything: that is no zero
             self.feed.publish(ev.Throughput(at_ms=now, tokens_per_s=speed))
+
+    def _tell_evaluated(self, at: Moment) -> None:
+        """Rounds that are over, and what evaluators earned. Once there are rounds they are the
+        curve: they score much more text than this peer alone."""
+        core = self.daemon.evaluator.core
+        done = core.curve()[:-1]
+        for point in done:
+            if point.version > self._round:
+                self._round = point.version
+                tokens = max(point.total, self._restored)
+                loss = ev.HeldOutLoss(at_ms=at.wall_ms, tokens=tokens, loss=point.loss)
+                self.feed.publish(loss)
+        rows = tuple(
+            ev.EvaluatedRow(peer_text(PeerId(r.peer)), r.confirmed, r.pending, r.disputed)
+            for r in core.earned()
+        )
+        if rows != self._earned:
+            self._earned = rows
+            self.feed.publish(ev.Evaluations(at_ms=at.wall_ms, rows=rows))
 
     def _tell_units(self, at: Moment) -> None:
         daemon = self.daemon

@@ -95,6 +95,8 @@ def status_text(status: Row) -> str:
         ("version", cell(status["version"])),
         ("link", printable(str(status["link"]), 1000)),
     ]
+    if status.get("evaluated_tokens"):
+        rows.append(("evaluated", f"{cell(status['evaluated_tokens'])} held-out tokens here"))
     if status.get("dashboard"):
         rows.append(("page", printable(str(status["dashboard"]), 300)))
     return pairs(rows)
@@ -114,6 +116,8 @@ UNIT_COLUMNS: Final = ("unit", "state", "sequences", "listed", "in_hand", "holde
 
 def units_text(units: Row) -> str:
     """The screen of `dugnad units`, from the JSON of `dugnad.peer.unitsview.units_view`."""
+    if not units.get("epoch_sequences"):
+        return "it knows of no work units"
     numbers = {key: cell(value) for key, value in units.items()}
     progress = f"{100.0 * units['epoch_progress']:.1f} % of {numbers['epoch_sequences']} sequences"
     rows = [("epoch", f"{numbers['epoch']}, {progress} listed")]
@@ -121,6 +125,23 @@ def units_text(units: Row) -> str:
         what = f"{numbers[state]:>7}  {text.format(**numbers)}".rstrip()
         rows.append(("done twice" if state == "twice" else state, what))
     return f"{pairs(rows)}\n\n{table(units['rows'], UNIT_COLUMNS)}"
+
+
+CURVE_SHOWN: Final = 12
+"""The newest rounds; --json has them all."""
+
+
+def evaluation_text(answer: Row) -> str:
+    """The screen of `dugnad evaluation`, from the JSON of `dugnad.peer.evaluator`."""
+    parts = (
+        "validation, loss in nats a token",
+        table(answer["curve"][-CURVE_SHOWN:]),
+        "",
+        "evaluated tokens, a credit of its own kind",
+        table(answer["earned"]),
+        *([answer["why"]] if answer.get("why") else []),
+    )
+    return "\n".join(parts)
 
 
 def _heading(name: str) -> str:

@@ -88,6 +88,7 @@ class Report:
             clock_offset_s=vitals.clock_offset_s,
             reachable=self._reachable(),
             quota_used=daemon.steward.usage.within(QUOTA_DAYS, clock.wall_ms()),
+            evaluated_tokens=daemon.evaluator.tokens,
             dashboard=daemon.page.address if daemon.page is not None else "",
         )
 
@@ -98,7 +99,7 @@ class Report:
             return "paused", why
         if daemon.steward.life.state is State.FINISHING:
             return "finishing", "its owner asked it to; it takes no new work"
-        if daemon.state == "training":
+        if daemon.state in ("training", "evaluating"):
             if daemon.training.fault:
                 return "error", daemon.training.fault
             if daemon.training.ready is None:
@@ -158,6 +159,7 @@ class Report:
             reason=""
             if state is None or state.state is PeerIs.LIVE
             else printable(state.reason, 200),
+            roles=[printable(one) for one in advert.roles] if advert is not None else [],
             codec=carried.codec,
             bits_per_param=carried.bits,
             bytes_saved=carried.saved_bytes,
@@ -172,6 +174,10 @@ class Report:
     def units(self) -> Mapping[str, object]:
         """The work units: counts by state, and the oldest open ones."""
         return units_view(self.daemon)
+
+    def evaluation(self) -> Mapping[str, object]:
+        """The validation curve, and what evaluators earned."""
+        return self.daemon.evaluator.view()
 
     def events(self, since: int) -> list[EventRow]:
         """Events after number ``since``."""

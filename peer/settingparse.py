@@ -27,6 +27,8 @@ CODEC_NAMES: Final = (
     "topk-0.78",
 )
 """As `dugnad.averaging.codecs.CODECS` has them: numpy is not loaded to read settings."""
+ROLES: Final = ("train", "evaluate")
+"""What a peer may do for a run, in the order in which it is shown."""
 MBIT_MAX: Final = 100_000.0
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
@@ -143,6 +145,17 @@ def as_gpu(raw: object) -> str:
     if not text:
         raise ValueError("it is empty")
     return as_numbers(text, DEVICES_MAX)
+
+
+def as_roles(raw: object) -> tuple[str, ...]:
+    """Some of ROLES, as a list or separated by commas."""
+    rows = raw.replace(",", " ").split() if isinstance(raw, str) else raw
+    if not isinstance(rows, list | tuple) or not rows:
+        raise ValueError(f"{raw!r} is not a list of roles")
+    for one in rows:
+        if one not in ROLES:
+            raise ValueError(f"{one!r} is not a role")
+    return tuple(role for role in ROLES if role in rows)
 
 
 def as_auto(raw: object) -> str:

@@ -59,6 +59,11 @@ class Steward:
         self._finish_by = 0.0
         self._shrunk_at = -SHRINK_S
 
+    @property
+    def rests(self) -> bool:
+        """Whether something that its owner decides stands against working."""
+        return self._looked and not self.free.is_set()
+
     # -- what people and parts say -------------------------------------------------------------
 
     def say(self, given: Input, *, until_ms: int = 0, cause: str = "") -> str:

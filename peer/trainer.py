@@ -97,6 +97,9 @@ class LearnerPlan:
     device: str = "auto"
     dtype: DtypeChoice = "auto"
     micro_batch: int = 0
+    micro_batch_max: int = 0
+    """What its owner's memory has room for; 0: not known."""
+    forward_only: bool = False
     cpu_share: float = 1.0
     gpu_share: float = 1.0
     cores: tuple[int, ...] = ()
@@ -371,6 +374,8 @@ class Trainer:
             device=plan.device,
             dtype=plan.dtype,
             micro_batch=plan.micro_batch,
+            micro_batch_max=plan.micro_batch_max,
+            forward_only=plan.forward_only,
             cpu_share=plan.cpu_share,
             gpu_share=plan.gpu_share,
             seed=plan.seed,

@@ -108,6 +108,11 @@ class Training:
         """How fast it trains; 0 while nothing is known."""
         return self._pace.tokens_per_s
 
+    @property
+    def trains(self) -> bool:
+        """Whether its learner is one that can train."""
+        return not self.trainer.plan.forward_only
+
     # -- life ----------------------------------------------------------------------------------
 
     async def start(self) -> Ready:
@@ -123,7 +128,7 @@ class Training:
         self.ready = ready
         self._keep_held()
         self._estimate(ready)
-        self.hooks.on_ready(True)
+        self.hooks.on_ready(self.trains)
         self._top_up()
         return ready
 
@@ -199,6 +204,8 @@ class Training:
             self._starting = True
             self._pending.clear()
             found = await self.hooks.find()
+            if not self.trains:
+                return flat(list(found.refs)), None
             table = self.trainer.plan.table
             if found.context is None:
                 beginning = Beginning(flat(list(found.refs)), ())
@@ -234,7 +241,7 @@ class Training:
 
     async def copy_out(self, fragment: int) -> tuple[Vector, int]:
         """The fragment's parameters after a step, and that step. Raises LearnerAway."""
-        if self.ready is None or self._starting:
+        if self.ready is None or self._starting or not self.trains:
             raise LearnerAway
         try:
             result = await self.trainer.copy_out(fragment)
@@ -244,7 +251,7 @@ class Training:
 
     async def capture(self) -> Captured:
         """Copy the learner's whole state to shared memory, after a step. Raises LearnerAway."""
-        if self.ready is None or self._starting:
+        if self.ready is None or self._starting or not self.trains:
             raise LearnerAway
         try:
             return await self.trainer.capture()
@@ -253,6 +260,8 @@ class Training:
 
     async def add_in(self, fragment: int, delta: Vector) -> None:
         """Add to the fragment's parameters; kept for a learner that is just starting."""
+        if not self.trains:
+            raise LearnerAway
         if self._starting:
             known = self._pending.get(fragment)
             self._pending[fragment] = delta if known is None else known + delta
@@ -323,6 +332,8 @@ class Training:
 
     def _estimate(self, ready: Ready) -> None:
         plan = self.trainer.plan
+        if plan.forward_only:
+            return
         share = plan.cpu_share if ready.device == "cpu" else plan.gpu_share
         self._pace.estimate(ready.tokens_per_s, share)
         self.own_class = speed_class(self.tokens_per_s, self.own_class)
@@ -370,7 +381,7 @@ class Training:
                 return
             again = following
             await asyncio.sleep(again.after_s)
-        self.hooks.on_ready(True)
+        self.hooks.on_ready(self.trains)
         self._top_up()
 
     async def _restarted(self, micro_batch: int) -> bool:
@@ -402,7 +413,7 @@ class Training:
 
     def _top_up(self) -> None:
         """See to it that the learner has a few steps of work in hand."""
-        if not self.enabled or self.held or self.ready is None or self._starting:
+        if not (self.enabled and self.trains) or self.held or self.ready is None or self._starting:
             return
         wanted = self._ahead() - self.trainer.outstanding
         if wanted <= 0:

@@ -12,7 +12,6 @@ listed, that it trained, or that it was given before, unless its learner died ov
 
 A unit that passes from one peer to another, both of them there, may be half done: it rests for
 MOVED_INTERVALS, unless it is listed first. So do all open ones for whoever was away or is new.
-
 Known weakness: a lost peer's last contribution may still be in flight and be listed later; its
 units are then trained twice (`UnitsStatus.twice_sequences` counts what of that was mine).
 """
@@ -341,7 +340,8 @@ class Units:
         floor = self._table.floor
         self._claims.forget_below(floor)
         for table in (self._due, self._inherited, self._rest):
-            _forget(table, [p for p in table if p < floor and self._table.closed(p)])
+            for position in [p for p in table if p < floor and self._table.closed(p)]:
+                del table[position]
 
     # --- the window ---------------------------------------------------------------------------
 
@@ -498,8 +498,3 @@ class Units:
 
     def _first_of(self, unit: Unit, one: PeerId, other: PeerId) -> bool:
         return self._ownership.first_of(*unit, [one, other]) == one
-
-
-def _forget(table: dict[int, float] | dict[int, None], keys: list[int]) -> None:
-    for key in keys:
-        del table[key]

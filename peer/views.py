@@ -70,6 +70,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What the swarm's clocks are ahead of this machine's, as far as peers agree."""
     reachable: str = "unknown"
     """How others reach this peer: direct, relayed, outbound, or unknown."""
+    evaluated_tokens: int = 0
+    """Held-out tokens that this daemon scored since it started."""
     quota_used: int = 0
     """Bytes up and down in the last 30 days."""
     dashboard: str = ""
@@ -112,6 +114,8 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     addresses: list[str]
     reason: str = ""
     """Why it is not reached, or not served; '' for live peers."""
+    roles: list[str] = []
+    """What its advert says that it does."""
     codec: str = ""
     """Of the newest hand-in to it; '' before the first. The next two are of hand-ins, too."""
     bits_per_param: float = 0.0
@@ -150,6 +154,10 @@ class DaemonView(Protocol):
         """The work units: counts by state, and `rows` of those that are open; everything can be
         JSON.
         """
+        ...
+
+    def evaluation(self) -> Mapping[str, object]:
+        """The validation `curve`, and what evaluators `earned`; everything can be JSON."""
         ...
 
     def events(self, since: int) -> list[EventRow]:

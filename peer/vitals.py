@@ -27,10 +27,11 @@ from dugnad.peer.exchangeports import LearnerAway
 from dugnad.peer.learner.process import LearnerGone
 from dugnad.peer.probe import Probe, ProbeError, cached, measure
 from dugnad.peer.receiptsync import ReceiptSync
+from dugnad.peer.roles import sharing
 from dugnad.peer.runend import RunEnd
 from dugnad.peer.store import StoreError
 from dugnad.peer.training import flat
-from dugnad.peer.units import Interval, Participants, SwarmSpeed, WasAway
+from dugnad.peer.units import Interval, SwarmSpeed, WasAway
 
 if TYPE_CHECKING:
     from dugnad.peer.daemon import Daemon
@@ -103,6 +104,7 @@ class Vitals:
         self._gaps: list[deque[float]] = [deque(maxlen=GAPS_KEPT) for _ in range(fragments)]
         self._next: dict[str, float] = {}
         self._advertised = 0.0
+        self._roles = daemon.duty.advertised()
         self._roster_changed = True
         self._members: bytes = b""
         self._evaluating = False
@@ -137,7 +139,8 @@ class Vitals:
             self.end.look()
         if self._due("heads", HEADS_S, now):
             self._compare_heads()
-        if self._due("advert", ADVERT_S, now):
+        first = not self._advertised and daemon.training.tokens_per_s > 0.0
+        if self._due("advert", ADVERT_S, now) or first:
             self._advertise()
             daemon.links.tell()
         fresh = self._evaluated != self._standing()
@@ -275,6 +278,7 @@ class Vitals:
         """Somebody came, went, or changed speed."""
         self._roster_changed = True
         self._participants(clock.now())
+        self.daemon.evaluator.peers_changed()
 
     def _participants(self, now: float) -> None:
         daemon = self.daemon
@@ -283,30 +287,33 @@ class Vitals:
             return
         self._members, self._roster_changed = head.digest, False
         members = tuple((PeerId(row.peer), row.speed_class) for row in head.members)
-        known = {peer for peer, _ in members}
-        me = daemon.identity.peer
-        newcomers: list[tuple[PeerId, int]] = []
-        if me not in known and daemon.training.own_class is not None:
-            newcomers.append((me, daemon.training.own_class))
-        roster = daemon.swarm.roster
-        for peer in daemon.averager.live():
-            advert = roster.advert(peer) if roster is not None else None
-            if peer in known or advert is None or "train" not in advert.roles:
-                continue
-            # a learner that is just starting counts as fast as mine: its share is left for it
-            own = daemon.training.own_class or 0
-            newcomers.append((peer, advert.speed_class if advert.tokens_per_s > 0.0 else own))
-        daemon.units.handle(Participants(head.digest, members, tuple(sorted(newcomers))), now)
+        # A learner that is just starting counts as fast as the fastest member, me included:
+        # its share is left for it, and who has the same adverts shares in the same way.
+        fastest = max((speed for _, speed in members), default=daemon.training.own_class or 0)
+        live: list[tuple[PeerId, int]] = []
+        if (roster := daemon.swarm.roster) is not None:
+            adverts = [roster.my_advert, *map(roster.advert, daemon.averager.live())]
+            for one in adverts:
+                if one is not None:
+                    known = one.tokens_per_s > 0.0
+                    live.append((one.peer, one.speed_class if known else fastest))
+        event = sharing(head.digest, members, live, daemon.duty.takes_units)
+        daemon.units.handle(event, now)
 
     def _advertise(self) -> None:
         daemon = self.daemon
         speed = daemon.training.tokens_per_s
-        if speed <= 0.0 or abs(speed - self._advertised) <= ADVERT_CHANGE * self._advertised:
+        roles = daemon.duty.advertised()
+        same = abs(speed - self._advertised) <= ADVERT_CHANGE * self._advertised
+        if (speed <= 0.0 or same) and roles == self._roles:
             return
-        self._advertised = speed
+        self._advertised, self._roles = speed, roles
         daemon.swarm.advertise(
-            tokens_per_s=float(f"{speed:.3g}"), speed_class=daemon.training.own_class or 0
+            tokens_per_s=float(f"{speed:.3g}"),
+            speed_class=daemon.training.own_class or 0,
+            roles=roles,
         )
+        daemon.evaluator.peers_changed()
         self._roster_changed = True
 
     # -- getting level with the swarm ----------------------------------------------------------
@@ -344,11 +351,11 @@ class Vitals:
         self.synced = True
         if self.end.over():
             return  # a newcomer to a run that is over trains nothing
-        daemon.state, daemon.reason = "training", ""
+        daemon.state, daemon.reason = daemon.duty.state()
         if live:
             daemon.units.handle(WasAway(now - self.met_at), now)
         daemon.training.enable()
-        daemon.note("sync", f"level with the swarm after {waited:.1f} s; training")
+        daemon.note("sync", f"level with the swarm after {waited:.1f} s; {daemon.state}")
 
     def _compare_heads(self) -> None:
         live = list(self.daemon.averager.live())

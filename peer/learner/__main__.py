@@ -45,13 +45,15 @@ def main() -> int:
     cores = _pin({int(core) for core in given.cores.split(",") if core})
     # Imported here: everything above must hold while torch loads.
     from dugnad.peer.learner.loop import Disconnected, Learner, Port, Unfit
+    from dugnad.peer.learner.scorer import Scorer
     from dugnad.peer.learner.stepper import OutOfMemory
 
     if cores:
         os.sched_setaffinity(0, cores)  # loading torch may have reset it
     port = Port(connection)
     try:
-        Learner(port, port.start()).run()
+        start = port.start()
+        (Scorer if start.forward_only else Learner)(port, start).run()
     except Disconnected:
         return EXIT_DISCONNECTED
     except (OutOfMemory, ProtocolError, Unfit, ValueError) as error:

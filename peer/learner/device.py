@@ -9,10 +9,11 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
+from dugnad.peer.learner.anchors import Anchors
 from dugnad.peer.learner.stepper import OutOfMemory, Stepper, is_out_of_memory, release_memory
 
 PROBE_SECONDS_MIN: Final = 0.1
@@ -41,6 +42,34 @@ class Wishes:
     device: str
     dtype: str
     micro_batch: int
+    micro_batch_max: int = 0
+
+    def sizes(self, device: torch.device, batch_sequences: int) -> list[int]:
+        """Micro-batches to try. The owner's memory bounds them on a CPU (0: not at all); elsewhere
+        the device says itself what fits."""
+        if self.micro_batch:
+            return [self.micro_batch]
+        sizes = micro_batches(batch_sequences)
+        limit = self.micro_batch_max if device.type == "cpu" and self.micro_batch_max else sizes[-1]
+        return [size for size in sizes if size <= max(limit, 1)]
+
+
+class Timed(Protocol):
+    """What the stopwatch needs of a stepper, or of the anchors."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """Tokens of one sequence."""
+        ...
+
+    def time_micro_batch(self, size: int) -> None:
+        """Do the work of one micro-batch and forget it."""
+        ...
 
 
 def choose(
@@ -105,8 +134,7 @@ def _on_device(
         if is_out_of_memory(error):
             raise OutOfMemory(f"the model does not fit into the memory of {device}") from error
         raise
-    sizes = [wishes.micro_batch] if wishes.micro_batch else micro_batches(batch_sequences)
-    stepper.micro_batch, rate = _fastest(stepper, sizes)
+    stepper.micro_batch, rate = _fastest(stepper, wishes.sizes(device, batch_sequences))
     if wishes.dtype == "auto" and _bfloat16_products_gain(device):
         stepper.dtype = torch.bfloat16
         halved_rate = _rate(stepper, stepper.micro_batch)
@@ -116,13 +144,38 @@ def _on_device(
     return Choice(stepper, rate)
 
 
+def choose_forward(
+    wishes: Wishes, batch_sequences: int, make: Callable[[torch.device], Anchors]
+) -> tuple[Anchors, int, float]:
+    """The fastest device for forward passes, its micro-batch, and tokens/s. See `choose`."""
+    best: tuple[Anchors, int, float] | None = None
+    lack: Exception | None = None
+    for device in candidates(wishes.device):
+        try:
+            made = make(device)
+            size, rate = _fastest(made, wishes.sizes(device, batch_sequences))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            lack = error
+            continue
+        except OutOfMemory as error:
+            lack = error
+            continue
+        if best is None or rate > best[2]:
+            best = (made, size, rate)
+    if best is None:
+        raise OutOfMemory("the model fits on no device of this machine") from lack
+    return best
+
+
 def micro_batches(batch_sequences: int) -> list[int]:
     """Sizes to try: powers of two below the batch, and the whole batch."""
     powers = itertools.takewhile(lambda size: size < batch_sequences, (1 << n for n in range(32)))
     return [*powers, batch_sequences]
 
 
-def _fastest(stepper: Stepper, sizes: list[int]) -> tuple[int, float]:
+def _fastest(stepper: Timed, sizes: list[int]) -> tuple[int, float]:
     """The best size and its tokens/s. Sizes that do not fit, or come after the time is up, are left
     out.
     """
@@ -134,7 +187,7 @@ def _fastest(stepper: Stepper, sizes: list[int]) -> tuple[int, float]:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            release_memory(stepper.model.device)
+            release_memory(stepper.device)
             break
         if rate > best_rate:
             best_size, best_rate = size, rate
@@ -143,13 +196,11 @@ def _fastest(stepper: Stepper, sizes: list[int]) -> tuple[int, float]:
         if time.perf_counter() > deadline:
             break
     if not best_size:
-        raise OutOfMemory(
-            f"{sizes[0]} sequences do not fit into the memory of {stepper.model.device}"
-        )
+        raise OutOfMemory(f"{sizes[0]} sequences do not fit into the memory of {stepper.device}")
     return best_size, best_rate
 
 
-def _rate(stepper: Stepper, size: int) -> float:
+def _rate(stepper: Timed, size: int) -> float:
     """Tokens/s of micro-batches of `size`, the first of which (compiling, allocating) is not
     timed.
     """
@@ -159,7 +210,7 @@ def _rate(stepper: Stepper, size: int) -> float:
     while (begin := time.perf_counter()) < end:
         stepper.time_micro_batch(size)
         best_s = min(best_s, time.perf_counter() - begin)
-    return size * stepper.model.config.context / best_s
+    return size * stepper.context / best_s
 
 
 def _bfloat16_products_gain(device: torch.device) -> bool:

@@ -168,7 +168,7 @@ class Learner:
         torch.set_num_threads(start.threads)
         torch.manual_seed(start.seed)
         torch.set_flush_denormal(True)  # moments of unused rows fade into slow subnormals otherwise
-        wishes = Wishes(start.device, start.dtype, start.micro_batch)
+        wishes = Wishes(start.device, start.dtype, start.micro_batch, start.micro_batch_max)
         choice = choose(wishes, start.optimiser.batch_sequences, self._make)
         self._stepper = choice.stepper
         self._model = choice.stepper.model
@@ -318,12 +318,14 @@ class Learner:
 
     def _evaluate(self, message: Evaluate) -> None:
         self._check_sequences(message.sequences)
-        begin = time.perf_counter()
+        begin, begin_cpu = time.perf_counter(), time.process_time()
         loss = self._anchors.evaluate(
             self._anchor.array, self._tokens, message.sequences, self._stepper.micro_batch
         )
         tokens = len(message.sequences) * self._start.config.context
         seconds = time.perf_counter() - begin
+        rest = self._rest(seconds, time.process_time() - begin_cpu)  # its owner's share holds here
+        self._rest_until = max(self._rest_until, time.monotonic()) + rest
         self._port.send(Evaluated(message.ticket, loss, tokens, seconds))
 
     def _begin_proving(self, message: Prove) -> None:

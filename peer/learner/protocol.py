@@ -94,9 +94,10 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """First message: all that the learner works with. Its parameters come from the anchor region.
 
     `tokens_fd` is a file of bytes; sequence i starts at byte i × context. `micro_batch` 0 means
-    probe. `cpu_share` caps the CPU time used per thread, `gpu_share` a device's time, by resting
-    after each step. With `resume` it goes on from a captured state, whose moments lie in the
-    capture region.
+    probe, no further than `micro_batch_max` where that is not 0. `forward_only`: it only evaluates,
+    and takes no memory for training. `cpu_share` caps the CPU time used per thread, `gpu_share` a
+    device's time, by resting after each step. With `resume` it goes on from a captured state, whose
+    moments lie in the capture region.
     """
 
     config: ModelConfig
@@ -108,6 +109,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     device: DeviceChoice = "auto"
     dtype: DtypeChoice = "auto"
     micro_batch: int = 0
+    micro_batch_max: int = 0
+    forward_only: bool = False
     cpu_share: float = 1.0
     gpu_share: float = 1.0
     seed: int = 0

@@ -46,6 +46,16 @@ class Stepper:
         self._gradient = model.flat_gradient()
         self.optimiser = AdamW(model.flat, self._gradient, model.decayed, settings)
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.model.device
+
+    @property
+    def context(self) -> int:
+        """Tokens of one sequence."""
+        return self.model.config.context
+
     def step(self, sequences: list[int], learning_rate: float) -> StepResult:
         """Train on `sequences`, all in one optimiser step. OutOfMemory when one at a time is too
         many.

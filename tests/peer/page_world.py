@@ -28,6 +28,7 @@ from dugnad.peer.assembly import credit_rules
 from dugnad.peer.config import Endpoint
 from dugnad.peer.corpus import SHARD_BYTES, DataIndex
 from dugnad.peer.daemon import Daemon
+from dugnad.peer.evaluation import Evaluation
 from dugnad.peer.journal import Journal
 from dugnad.peer.links import Carried
 from dugnad.peer.manifest import Manifest, build_manifest, run_id
@@ -37,6 +38,7 @@ from dugnad.peer.publicpage import (
     moment,
 )
 from dugnad.peer.runfile import EXAMPLE_RUN, parse_run_file
+from dugnad.peer.scores import HeldOut
 from dugnad.peer.store import Receipt as StoredReceipt
 from dugnad.peer.store import Store
 from dugnad.peer.unitevents import UnitsStatus
@@ -185,6 +187,8 @@ class Peer:
             synced=False,
             swarm_tokens_per_s=lambda: self.speed,
         )
+        held = HeldOut(manifest.data.held_out_start, 64, manifest.data.context)
+        self.evaluation = Evaluation(ME, self.run, 2, held)
         self.daemon = SimpleNamespace(
             identity=SimpleNamespace(peer=ME),
             settings=SimpleNamespace(name=""),
@@ -202,6 +206,7 @@ class Peer:
             vitals=self.vitals,
             ledger=SimpleNamespace(fold=self.fold, board=self.fold.board, flush=nothing_waits),
             units=SimpleNamespace(status=lambda now: STATUS),
+            evaluator=SimpleNamespace(core=self.evaluation),
             report=SimpleNamespace(state=lambda: self.state),
             happenings=SimpleNamespace(label=lambda peer: f"{name_of(peer)} ({short(peer)})"),
             leaving=asyncio.Event(),

@@ -229,6 +229,8 @@ def test_peers_units_and_the_leaderboard_are_tables_or_json(run: Run, daemon: Da
     assert "3  in the window and not listed in full, 1 of them for this peer" in text
     assert "0/7" in text
     assert json.loads(run("units", "--json")[1])["open"] == 3
+    assert "evaluated tokens" in run("evaluation")[1]
+    assert json.loads(run("evaluation", "--json")[1])["curve"][0]["loss"] == 2.5
 
 
 @pytest.mark.slow

@@ -56,6 +56,7 @@ def test_without_a_manifest_the_limits_are_named(home: Home) -> None:
         "memory",
         "disk",
         "network",
+        "roles",
         "GPU",
         "at most",
         "when",

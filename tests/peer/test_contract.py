@@ -1,6 +1,6 @@
 """Contracts of units."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dugnad.peer.contract import Contract, can_take
 
@@ -17,6 +17,7 @@ CONTRACT = Contract(
 class Machine:
     memory_bytes: int | None = 2_000_000_000
     flops: dict[str, float] = field(default_factory=lambda: {"float32": 1e11})
+    kinds: tuple[str, ...] = ("cpu",)
 
 
 def test_a_machine_that_has_what_it_needs_takes_the_unit() -> None:
@@ -36,6 +37,17 @@ def test_each_refusal_has_its_reason() -> None:
     assert can_take(CONTRACT, other) == (False, "none of float32, bfloat16 was measured on it")
     slow = Machine(flops={"float32": 1e9})
     assert can_take(CONTRACT, slow) == (False, "a unit would take 2000 s, more than 600 s")
+
+
+def test_a_machine_without_the_device_is_refused_and_one_never_measured_may_try() -> None:
+    gpu = replace(CONTRACT, devices=("cuda", "rocm"))
+    assert can_take(gpu, Machine()) == (False, "needs cuda or rocm, has cpu")
+    assert can_take(gpu, Machine(kinds=("cpu", "rocm")))[0]
+    assert can_take(gpu, Machine(kinds=()))[0]
+    assert can_take(CONTRACT, Machine(flops={})) == (
+        True,
+        "it was never measured, so trying will tell",
+    )
 
 
 def test_a_slow_machine_takes_part_of_a_unit_that_may_be_split() -> None:

@@ -69,7 +69,12 @@ class Net:
                 batch_sequences=8, data=SimpleNamespace(context=128, held_out_start=1000)
             ),
             training=SimpleNamespace(
-                ready=True, held=False, enabled=True, tokens_per_s=1e5, trainer=FakeTrainer()
+                ready=True,
+                held=False,
+                enabled=True,
+                trains=True,
+                tokens_per_s=1e5,
+                trainer=FakeTrainer(),
             ),
             averager=SimpleNamespace(
                 fragments=[shell],

@@ -24,6 +24,7 @@ from dugnad.peer import clock
 from dugnad.peer.config import Endpoint
 from dugnad.peer.daemon import Daemon
 from dugnad.peer.errors import UserError
+from dugnad.peer.evaluation import Reached
 from dugnad.peer.learner.process import LearnerGone
 from dugnad.peer.manifest import Manifest
 from dugnad.peer.pagehistory import OLD_KEY
@@ -35,6 +36,7 @@ from dugnad.peer.publicpage import (
     SAMPLE_S,
     PublicPage,
 )
+from dugnad.peer.scores import Score
 
 from .page_world import (  # noqa: TID252  the world is no installed package
     HOSTILE,
@@ -171,6 +173,23 @@ async def test_measurements_are_told_when_they_are_new(peer: Peer) -> None:
     assert [(point.tokens, point.value) for point in history.held_out.points()] == [(4000, 2.25)]
     assert history.speed.last is not None
     assert history.speed.last.value == 100.0
+
+
+async def test_rounds_of_evaluators_are_the_curve_once_there_are_any(peer: Peer) -> None:
+    page = await opened(peer)
+    tokens = peer.evaluation.held.tokens
+    for version in (8, 16):
+        peer.evaluation.handle(Reached(0, version, b"", 0))
+        for who in (A, B):
+            score = Score(who, version, bytes(32), 0, 2.0 * tokens, tokens, 500 * version)
+            assert peer.evaluation.hear(score) == ""
+    peer.vitals.anchor_losses.append((9000, 2.25))
+    page.tick(later(NUMBERS_S + 0.1))
+    state = page.feed.state()
+    points = [(point.tokens, point.value) for point in state.history.held_out.points()]
+    assert points == [(4000, 2.0)], "the newest round is still being scored"
+    assert {row.confirmed for row in state.evaluated} == {2 * tokens}
+    assert state.board is None or not state.board.rows
 
 
 async def test_a_speed_that_nobody_measured_is_not_told_as_zero(peer: Peer) -> None:

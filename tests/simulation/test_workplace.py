@@ -86,10 +86,10 @@ def test_work_that_nobody_takes_over_is_noticed(monkeypatch: pytest.MonkeyPatch)
     assert any("is open since the healing" in one.what for one in result.violations)
 
 
-def _nobody_goes(self: Units, event: Participants) -> None:
+def _nobody_goes(self: Units, event: Participants, now: float) -> None:
     """Who ever took part has its share for ever."""
     self._classes.update(event.members + event.newcomers)
-    self._share()
+    self._share(now)
 
 
 def test_work_that_is_not_listed_is_noticed() -> None:

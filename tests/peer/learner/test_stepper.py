@@ -107,6 +107,14 @@ def test_the_sizes_that_are_probed_end_with_the_whole_batch() -> None:
     assert micro_batches(12) == [1, 2, 4, 8, 12]
 
 
+def test_the_owners_memory_ends_the_sizes_on_a_cpu_only() -> None:
+    wishes = Wishes("auto", "auto", 0, micro_batch_max=3)
+    assert wishes.sizes(CPU, 8) == [1, 2]
+    assert wishes.sizes(torch.device("cuda"), 8) == [1, 2, 4, 8]
+    assert Wishes("auto", "auto", 0).sizes(CPU, 8) == [1, 2, 4, 8]
+    assert Wishes("auto", "auto", 5, micro_batch_max=3).sizes(CPU, 8) == [5]
+
+
 def test_a_device_that_is_not_there_is_refused() -> None:
     assert candidates("cpu") == [CPU]
     assert CPU in candidates("auto")

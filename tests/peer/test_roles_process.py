@@ -1,0 +1,95 @@
+"""Machines that only evaluate, as real processes beside one that trains."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dugnad.peer.client import Client
+from dugnad.peer.errors import UserError
+from dugnad.peer.paths import Home
+
+from .processes import run_file, wait_for  # noqa: TID252  the tests are no installed package
+
+pytestmark = pytest.mark.slow
+
+
+class Peers:
+    """Daemons of one test, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def launch(self, *arguments: str) -> int:
+        number = len(self.processes)
+        options = ["--yes", "--listen", "127.0.0.1:0", "--threads", "1", "--cpu-share", "0.2"]
+        with (self.folder / f"log{number}").open("wb") as out:
+            command = [sys.executable, "-m", "dugnad.peer.cli", *arguments, *options]
+            home = ["--home", str(self.folder / f"home{number}")]
+            self.processes.append(subprocess.Popen([*command, *home], stdout=out, stderr=out))
+        return number
+
+    def log(self, number: int) -> str:
+        return (self.folder / f"log{number}").read_text(errors="replace")
+
+    def link(self, number: int) -> str:
+        lines = self.log(number).splitlines()
+        return next((line for line in lines if line.startswith("dugnad:")), "")
+
+    def ask(self, number: int, what: str) -> Any:  # Any: JSON
+        try:
+            return Client(Home(self.folder / f"home{number}")).get(f"/v1/{what}")
+        except UserError:
+            return None
+
+    def confirmed(self, number: int) -> Any:  # Any: JSON
+        found = self.ask(number, "evaluation")
+        if not found or len(found["earned"]) < 2:
+            return None
+        return found if all(row["evaluated_tokens"] for row in found["earned"]) else None
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> Iterator[Peers]:
+    """Daemons that are killed at the end, whatever happened."""
+    found = Peers(tmp_path)
+    yield found
+    for process in found.processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def test_evaluators_score_confirm_each_other_and_are_assigned_no_work(
+    peers: Peers, tmp_path: Path
+) -> None:
+    first = peers.launch("start", str(run_file(tmp_path)))
+    link = wait_for(partial(peers.link, first), 40.0, "the link")
+    boards = [
+        peers.launch("join", link, "--set", "roles=evaluate"),
+        # too little memory to train in: what its owner asked for cannot be done
+        peers.launch("join", link, "--set", "roles=evaluate,train", "--set", "memory_mb=503.8"),
+    ]
+    found = wait_for(partial(peers.confirmed, first), 90.0, "the confirmed scores")
+    trainer = peers.ask(first, "status")
+    for number in boards:
+        status = peers.ask(number, "status")
+        assert status["state"] == "evaluating", peers.log(number)
+        assert (status["tokens"], status["step"]) == (0, 0)
+        assert status["reason"]
+    assert "it cannot train: needs 504 MB of memory, has 504 MB" in peers.log(boards[1])
+    evaluators = {peers.ask(number, "status")["peer"] for number in boards}
+    assert {row["peer"] for row in found["earned"]} == evaluators
+    assert {row["disputed"] for row in found["earned"]} == {0}
+    assert found["curve"][-1]["loss"] == pytest.approx(trainer["anchor_loss"], rel=0.5)
+    holders = {row["peer"] for row in peers.ask(first, "units")["rows"]}
+    assert holders == {trainer["peer"]}, "who cannot take a unit is assigned none"
+    listed = {row["peer"] for row in peers.ask(first, "leaderboard")["rows"]}
+    assert listed == {trainer["peer"]}, "evaluated tokens are no credit for training"
