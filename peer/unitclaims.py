@@ -12,8 +12,11 @@ from typing import Final
 from dugnad.dht.ids import PeerId
 
 CLAIMS_MAX: Final = 8
-"""Units that I hold by claim at one time."""
-CLAIMS_RESPECTED_MAX: Final = 4 * CLAIMS_MAX
+"""Units of others that I hold by claim at one time."""
+CLAIMS_LATE_MAX: Final = 4 * CLAIMS_MAX
+"""And with my own that I begin late: small units, trained and not listed yet, are twenty and more;
+what is not claimed of them others do again."""
+CLAIMS_RESPECTED_MAX: Final = 2 * CLAIMS_LATE_MAX
 """Units that another may hold by claim, as far as I see: it may have heard of listings that I have
 not. More would be a way to keep work from being done."""
 
@@ -63,6 +66,18 @@ class ClaimTable:
             return False
         self._holds[position] = hold
         return True
+
+    def room(self, me: PeerId, now: float) -> int:
+        """How many units of others I may still claim."""
+        return max(CLAIMS_MAX - self.count(me, now), 0)
+
+    def room_late(self, me: PeerId, now: float) -> int:
+        """How many of my own that I begin late."""
+        return max(CLAIMS_LATE_MAX - self.count(me, now), 0)
+
+    def room_of(self, peer: PeerId, now: float) -> int:
+        """How many more claims of another are respected."""
+        return max(CLAIMS_RESPECTED_MAX - self.count(peer, now), 0)
 
     def count(self, peer: PeerId, now: float) -> int:
         """Open units that a peer holds by claims that have not run out."""

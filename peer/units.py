@@ -27,7 +27,7 @@ from dugnad.averaging.speed import class_weight
 from dugnad.dht.ids import PeerId
 from dugnad.peer.contract import Capabilities, Contract, can_take
 from dugnad.peer.rendezvous import PARTICIPANTS_MAX, Ownership, Participant, owner
-from dugnad.peer.unitclaims import CLAIMS_MAX, CLAIMS_RESPECTED_MAX, ClaimTable, Hold
+from dugnad.peer.unitclaims import ClaimTable, Hold
 from dugnad.peer.unitevents import (
     Abandoned,
     Action,
@@ -426,7 +426,7 @@ class Units:
 
     def _claimable(self, positions: Iterable[int], now: float) -> Iterator[int]:
         """As many as I may still claim."""
-        left = CLAIMS_MAX - self._claims.count(self._me, now)
+        left = self._claims.room(self._me, now)
         for position in positions:
             if left <= 0:
                 return
@@ -471,7 +471,7 @@ class Units:
             return []
         limit = now - (OVERDUE_INTERVALS - 1.0) * self._interval_s
         late = [p for p in positions if self._due.get(p, now) < limit and p not in self._claims]
-        return late[: max(CLAIMS_MAX - self._claims.count(self._me, now), 0)]
+        return late[: self._claims.room_late(self._me, now)]
 
     def _claim(self, positions: list[int], now: float) -> list[Action]:
         if not positions:
@@ -485,9 +485,9 @@ class Units:
         self._open_window(now)
         if peer == self._me or peer not in self._classes:
             return
-        left = CLAIMS_RESPECTED_MAX - self._claims.count(peer, now)
+        left = self._claims.room_of(peer, now)
         hold = Hold(peer, now + CLAIM_INTERVALS * self._interval_s)
-        for unit in units[:CLAIMS_RESPECTED_MAX]:
+        for unit in units[:left]:
             if left <= 0 or not self._plan.has(*unit, 1):
                 return
             position = self._plan.position(*unit)

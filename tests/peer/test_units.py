@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dugnad.averaging.formats import UnitPiece
+from dugnad.peer import unitclaims
 from dugnad.peer.units import (
     Abandoned,
     Adopted,
@@ -216,7 +217,10 @@ def test_others_than_the_next_owner_wait_an_interval_longer() -> None:
     assert cores[other].next_work(4, due + 41.0)[1] == [Claim((first,))]
 
 
-def test_a_peer_that_begins_late_says_so_before_others_take_its_unit() -> None:
+def test_a_peer_that_begins_late_says_so_before_others_take_its_unit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unitclaims, "CLAIMS_LATE_MAX", 8)
     core = units(others=[B])
     work(core, 1)
     mine = [(0, n) for n in range(24) if core.owner_of((0, n)) == A]
@@ -242,7 +246,10 @@ def test_a_claimed_unit_is_left_alone_until_the_claim_runs_out() -> None:
     assert (again.epoch, again.index) == mine
 
 
-def test_claims_of_strangers_and_too_many_claims_are_not_respected() -> None:
+def test_claims_of_strangers_and_too_many_claims_are_not_respected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unitclaims, "CLAIMS_RESPECTED_MAX", 32)
     core = units(others=[B])
     every = tuple((0, n) for n in range(24))
     core.handle(Claimed(C, every), 0.0)
