@@ -47,6 +47,7 @@ from dugnad.averaging.events import (
 )
 from dugnad.averaging.follower import Follower
 from dugnad.averaging.formats import Checkpoint
+from dugnad.averaging.history import History, recall
 from dugnad.averaging.home import Home
 from dugnad.averaging.joiner import Joiner
 from dugnad.averaging.lineage import Lineage
@@ -63,6 +64,8 @@ POLL_S: Final = 0.25
 normally an event comes first."""
 HOLD_S: Final = 5.0
 """A home whose promise could not be written tries again after this; others may pass it over."""
+NO_PAST: Final = History()
+"""Of a head nothing but its tables is there."""
 TURNS_MAX: Final = 64
 """Rounds of one event until nothing changes any more; a guard against a loop in the rules."""
 
@@ -81,12 +84,16 @@ class Exchange:
         self.deadline: float | None = None
         self._started = False
 
-    def resume(self, point: Checkpoint, digest: bytes) -> None:
-        """Before the first event: stand at a head from the disk, whose anchors the shell holds."""
-        node = self.view.lineage.add_checkpoint(point, digest)
-        self.view.head = node
+    def resume(self, point: Checkpoint, digest: bytes, past: History = NO_PAST) -> str:
+        """Before the first event: stand at a head from the disk, whose anchors the shell holds.
+
+        Says why its ``past`` cannot be its past, or ''; then it is left out.
+        """
+        reason = recall(self.view.lineage, point, digest, past)
+        self.view.head = self.view.lineage.nodes[digest]
         self.view.held = {digest}
         self.contributor.skip_listed()
+        return reason
 
     @property
     def head(self) -> Node:
@@ -161,15 +168,12 @@ class Exchange:
             case AckIn():
                 self.follower.ack_in(event)
             case HeadIn():
-                self.joiner.head_in(event)
                 self.follower.head_in(event)
             case CommitsWanted():
                 self.follower.wanted(event)
             case Obtained(digest):
-                self.joiner.obtained(digest)
                 self.follower.obtained(digest)
             case ObtainFailed():
-                self.joiner.obtain_failed(event)
                 self.follower.obtain_failed(event)
             case Ordered(stopped, banned):
                 self._ordered(stopped, banned)

@@ -211,6 +211,7 @@ class Follower:
         view, row = self.view, event.row
         if len(row.digest) != DIGEST_BYTES:
             return
+        self.joiner.head_in(event)
         self._holds(event.sender, row.digest)
         node = view.lineage.get(row.digest)
         if node is None and row.digest not in self.bad:
@@ -268,6 +269,7 @@ class Follower:
 
     def obtained(self, digest: bytes) -> None:
         """The anchors after a commit are here."""
+        self.joiner.obtained(digest)
         self.view.held.add(digest)
         if self.getting == digest:
             self.getting = None
@@ -277,6 +279,7 @@ class Follower:
 
     def obtain_failed(self, event: ObtainFailed) -> None:
         """Nobody served it, or it is not what its header says."""
+        self.joiner.obtain_failed(event)
         if self.getting == event.digest:
             self.getting = None
         if event.lied:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Final
 
 from dugnad.averaging.events import HeadIn, Join, Obtain, ObtainFailed
-from dugnad.averaging.formats import DIGEST_BYTES
 from dugnad.averaging.joinplan import JoinPlan, plan
 from dugnad.averaging.node import Node
 from dugnad.averaging.view import View
@@ -52,7 +51,7 @@ class Joiner:
 
     def head_in(self, event: HeadIn) -> None:
         """A peer named its head."""
-        if event.stands and len(event.row.digest) == DIGEST_BYTES:
+        if event.stands:
             self.stands.pop(event.sender, None)
             self.stands[event.sender] = event.row.digest
             while len(self.stands) > STANDS_MAX:

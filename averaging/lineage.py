@@ -476,6 +476,12 @@ class Lineage:
             self._changed()
         return gone
 
+    def clear(self) -> None:
+        """Forget all but version 0."""
+        self.nodes = {self.genesis.digest: self.genesis}
+        self.cost = self.genesis.cost
+        self._changed()
+
     def overfull(self) -> bool:
         """Whether more is kept than memory should hold: :meth:`prune` helps."""
         return len(self.nodes) > NODES_MAX or self.cost > COST_MAX

@@ -22,6 +22,7 @@ from dugnad.dht.records import RecordError, decode, encode
 from dugnad.peer.anchors import AnchorFiles
 from dugnad.peer.init import initial_parameters
 from dugnad.peer.manifest import Manifest, evaluating_need, memory_need
+from dugnad.peer.pastheads import keep_root, past_of
 from dugnad.peer.roles import EVALUATE, TRAIN
 from dugnad.peer.store import Promise, Store
 from dugnad.peer.storethread import StoreThread
@@ -125,8 +126,9 @@ def make_units(manifest: Manifest, run: RunId, me: PeerId) -> Units:
 
 def make_fragment(
     manifest: Manifest, who: Who, p: int, theta: Vector, store: Store, restored: Restored | None
-) -> tuple[Exchange, FragmentWorker]:
-    """Core and vectors of fragment ``p``: at version 0, or where the disk says it stood."""
+) -> tuple[Exchange, FragmentWorker, str]:
+    """Core and vectors of fragment ``p``: at version 0, or where the disk says it stood; and what
+    is wrong with the versions below it, or ''."""
     core = Exchange(
         ExchangeSettings(
             me=who.me,
@@ -144,9 +146,10 @@ def make_fragment(
     core.view.promised.update({one.parent: one.digest for one in promises})
     if restored is None:
         anchor = AnchorState.fresh(theta)
-        return core, FragmentWorker.start(rules, who.me, core.head.digest, anchor)
-    core.resume(restored.point, restored.digest)
-    return core, FragmentWorker.start(rules, who.me, restored.digest, restored.anchor)
+        return core, FragmentWorker.start(rules, who.me, core.head.digest, anchor), ""
+    past = past_of(store, who.run, restored.point, restored.digest)
+    fault = core.resume(restored.point, restored.digest, past)
+    return core, FragmentWorker.start(rules, who.me, restored.digest, restored.anchor), fault
 
 
 async def make_fragments(
@@ -166,7 +169,10 @@ async def make_fragments(
             store: Store, p: int = p, part: Vector = part
         ) -> tuple[tuple[Exchange, FragmentWorker], Sequence[str]]:
             restored, notes = restore(store, anchors, who.run, p)
-            return make_fragment(manifest, who, p, part, store, restored), notes
+            core, worker, fault = make_fragment(manifest, who, p, part, store, restored)
+            if fault:
+                notes.append(f"fragment {p}: the past of its head is left out: {fault}")
+            return (core, worker), notes
 
         made, notes = await disk.call(make)
         for one in notes:
@@ -189,6 +195,7 @@ def save_point(store: Store, fragment: int, point: Checkpoint) -> None:
     known = _points(store, fragment)
     kept = (*known, point)[-CHECKPOINTS_KEPT:]
     store.keep(f"checkpoints/{fragment}", encode(kept))
+    keep_root(store, fragment, point)
 
 
 def _points(store: Store, fragment: int) -> tuple[Checkpoint, ...]:

@@ -14,6 +14,7 @@ from typing import Final
 
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
+from dugnad.averaging.history import History
 from dugnad.averaging.worker import FragmentWorker
 from dugnad.dht.ids import PeerId
 from dugnad.simulation.membership import Membership
@@ -84,10 +85,18 @@ class Fates(World):
         made = super()._fragment(sim, p)
         if p in sim.disk.heads:
             point, digest, anchor = sim.disk.heads[p]
-            made.core.resume(point, digest)
+            made.core.resume(point, digest, self._past(digest))
             made.worker = FragmentWorker.start(made.worker.rules, sim.peer, digest, anchor)
             made.theta, made.head = anchor.theta.copy(), digest
         return made
+
+    def _past(self, digest: bytes) -> History:
+        """What a peer's store has of the versions below a head that it adopted."""
+        found: list[tuple[bytes, fm.CommitRecord]] = []
+        while (record := self.checks.commits.get(digest)) is not None:
+            found.append((digest, record))
+            digest = record.header.parent
+        return History(tuple(found[::-1]))
 
     def restart_all(self) -> None:
         """Start everybody again whose disk is there."""
