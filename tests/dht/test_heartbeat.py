@@ -62,3 +62,13 @@ def test_unanswered_pings_do_not_pile_up() -> None:
         heartbeat.pinged(number, float(number))
     assert not heartbeat.answered(0, 0.0, 100.0, 100.0)
     assert heartbeat.answered(99, 0.0, 100.0, 100.0)
+
+
+def test_a_ping_without_an_answer_in_ten_seconds_is_lost() -> None:
+    beat = Heartbeat()
+    for number in range(13):
+        beat.pinged(number, float(number))
+        if number != 1:
+            beat.answered(number, 0.0, number + 0.2, 0.0)
+    assert beat.lost == 1
+    assert beat.trip_s == pytest.approx(0.2)
