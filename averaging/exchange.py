@@ -159,8 +159,7 @@ class Exchange:
                 self.home.signing = False
                 view.promised.setdefault(parent, b"")
             case SignFailed():
-                self.home.signing = False
-                self.home.hold_until = view.now + HOLD_S
+                self.home.signing, self.home.hold_until = False, view.now + HOLD_S
             case CommitIn(sender, record):
                 self.follower.commit_in(sender, record)
             case CommitsIn():

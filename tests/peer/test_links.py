@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +17,7 @@ from dugnad.peer.pacedstream import Traffic, stream_time
 from dugnad.peer.ratelimit import BYTES_PER_MBIT
 from dugnad.peer.uplink import Uplink
 
-from .virtual_time import run_virtual  # noqa: TID252  the tests are no installed package
+from .virtual_time import pass_time, run_virtual  # noqa: TID252  the tests are no installed package
 
 ME, HOME, OTHER = (Identity.ephemeral(bytes([n]) * 32).peer for n in (1, 2, 3))
 SIZES = (400_000, 200_000)
@@ -65,7 +64,7 @@ async def carry(links: Links, rate: float, size: int = 200_000) -> None:
     flow.sent(10_000, stream_time())
     for arrived in range(10_000, size + 1, 10_000):
         flow.sent(10_000, stream_time())  # one piece ahead, so that the line never runs dry
-        await asyncio.sleep(10_000 / rate)
+        await pass_time(10_000 / rate)
         flow.arrived(arrived, stream_time())
     links.end(HOME, flow)
 
@@ -105,7 +104,7 @@ def test_a_fragment_is_busy_while_its_contribution_moves() -> None:
         assert not links.busy(1)
         assert links.moving(0, HOME)
         assert not links.moving(0, OTHER)
-        await asyncio.sleep(MOVING_S + 0.1)
+        await pass_time(MOVING_S + 0.1)
         assert not links.busy(0), "its home may be gone"
         flow.sent(10, stream_time())
         flow.arrived(10, stream_time())

@@ -32,7 +32,7 @@ from .transfer_world import (  # noqa: TID252  the tests are no installed packag
     size_of,
     world,
 )
-from .virtual_time import run_virtual  # noqa: TID252  the same
+from .virtual_time import pass_time, run_virtual  # noqa: TID252  the same
 
 LONG_S = 60.0
 LINE = 100_000.0
@@ -72,7 +72,7 @@ def test_the_rate_of_a_slow_line_is_learned_and_nothing_is_sent_that_it_cannot_t
         )
         arrived = 0.0
         while not pushing.done():
-            await asyncio.wait({pushing}, timeout=0.05)
+            await pass_time(0.05)
             if meter.flows:
                 arrived = max(arrived, meter.flows[0].under_way)
                 assert meter.flows[0].under_way <= meter.flows[0].window
