@@ -58,6 +58,7 @@ from dugnad.peer.orderkeeper import OrderKeeper
 from dugnad.peer.paths import Home
 from dugnad.peer.progress import ProgressLog
 from dugnad.peer.pull import PullError
+from dugnad.peer.reachability import Reachability
 from dugnad.peer.reporting import Report
 from dugnad.peer.serving import Serving
 from dugnad.peer.starting import accept_manifest
@@ -112,6 +113,7 @@ class Daemon:
         self.orders = OrderKeeper(self)
         self.neighbours = Neighbours(self)
         self.whereabouts = Whereabouts(self)
+        self.reachability = Reachability(self)
         self.steward = Steward(self)
         self.duty = Duty(self)
         self.swarm = Swarm(self._substrate_config(start), identity, self._hooks())
@@ -282,6 +284,7 @@ class Daemon:
             await self.whereabouts.tell()
             self.own(self.neighbours.announce(), "announce on the local network")
             self.own(self.whereabouts.run(), "whereabouts")
+            self.own(self.reachability.run(), "reachability")
             self.own(self.steward.run(), "steward")
             self.own(bring_up_learner(self), "bring up the learner")
             self.own(self.vitals.run(), "vitals")
@@ -308,6 +311,7 @@ class Daemon:
         )
         await contributions.start()
         await self.buddy.serve()
+        await self.reachability.serve(self.swarm.substrate)
         await PullServer(bulk, self.run_id, serving, traffic=traffic).start()
 
     async def _serve_page(self) -> None:

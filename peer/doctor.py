@@ -21,6 +21,7 @@ from dugnad.peer.paths import DaemonFile, Home
 CLOCK_WARN_S: Final = 30.0
 """Peers correct for each other's clocks; beyond this, records live noticeably too long or short."""
 CLOCK_BAD_S: Final = 300.0
+STRAYS_SHOWN: Final = 5
 Level = Literal["ok", "warn", "bad", "skip"]
 Status = Mapping[str, Any]
 """JSON of the daemon's status; Any: its values are whatever JSON holds."""
@@ -103,12 +104,14 @@ def check_reach(status: Status | None, settings: Settings) -> Finding:
         return Finding("reachability", "skip", "no other peer is here to try it")
     port = settings.listen.port or "the same port each time (set listen)"
     fix = f"forward TCP port {port} to this machine, then set announce; or set outbound_only"
+    said = str(status.get("reach", ""))
     if seen == "direct":
-        return Finding("reachability", "ok", f"direct: {', '.join(addresses[:2])}")
+        return Finding("reachability", "ok", f"direct: {said or ', '.join(addresses[:2])}")
     if seen == "relayed":
         return Finding("reachability", "warn", "others reach it through a relay only: slow", fix)
     if seen == "outbound":
-        return Finding("reachability", "warn", "outbound only: others cannot reach it", fix)
+        text = f"outbound only, others cannot reach it: {said}"
+        return Finding("reachability", "warn", text, fix)
     return Finding("reachability", "skip", "no peer has tried to reach it yet")
 
 
@@ -122,6 +125,15 @@ def check_leftovers(daemon: DaemonFile | None, alive: bool, sockets: Sequence[Pa
         fix = "none needed: the next start sweeps them"
         return Finding("leftovers", "warn", "; ".join(left[:5]), fix)
     return Finding("leftovers", "ok", "none")
+
+
+def check_strays(strays: Sequence[tuple[int, str]]) -> Finding:
+    """Does a child of a dead daemon still run? Each is given with its process number and name."""
+    if not strays:
+        return Finding("processes", "ok", "none is left over")
+    text = ", ".join(f"{name} ({pid})" for pid, name in strays[:STRAYS_SHOWN])
+    fix = f"kill {' '.join(str(pid) for pid, _ in strays[:STRAYS_SHOWN])}"
+    return Finding("processes", "bad", f"still running without a daemon: {text}", fix)
 
 
 def check_duplicate(events: Sequence[Status] | None) -> Finding:
@@ -202,12 +214,30 @@ def examine(home: Home, settings: Settings, *, devices: bool) -> list[Finding]:
         check_clock(None if status is None else float(status.get("clock_offset_s", 0.0))),
         check_reach(status, settings),
         check_leftovers(found, alive, found_sockets),
+        check_strays(strays(home, found.pid if found is not None and alive else None)),
         check_duplicate(events),
         *check_settings(
             faults(limits, known), warnings(limits, known), hours_a_week(limits, known)
         ),
         *([_devices(home, settings)] if devices else []),
     ]
+
+
+def strays(home: Home, daemon: int | None) -> list[tuple[int, str]]:
+    """Processes that name this data folder's sockets or files on their command line, and belong
+    neither to the daemon of that process number nor to us."""
+    import psutil
+
+    places = (str(home.runtime()), str(home.root))
+    spared = {os.getpid(), os.getppid()} | ({daemon} if daemon else set())
+    found = []
+    for process in psutil.process_iter(["pid", "ppid", "name", "cmdline"]):
+        info = process.info
+        words = " ".join(info["cmdline"] or ())
+        ours = any(place in words for place in places) and "p2pd" in (info["name"] or "")
+        if ours and not {info["pid"], info["ppid"]} & spared:
+            found.append((int(info["pid"]), str(info["name"])))
+    return found
 
 
 def _daemon(home: Home) -> tuple[Status | None, list[Status] | None]:

@@ -86,7 +86,8 @@ class Report:
             last_takeover_s=vitals.last_takeover_s,
             join_to_listed_s=vitals.join_to_listed_s,
             clock_offset_s=vitals.clock_offset_s,
-            reachable=self._reachable(),
+            reachable=daemon.reachability.found.reachable,
+            reach=daemon.reachability.found.text,
             quota_used=daemon.steward.usage.within(QUOTA_DAYS, clock.wall_ms()),
             evaluated_tokens=daemon.evaluator.tokens,
             dashboard=daemon.page.address if daemon.page is not None else "",
@@ -107,14 +108,6 @@ class Report:
             if daemon.training.idle and not daemon.training.trainer.outstanding:
                 return "idle", "there is no open work"
         return daemon.state, daemon.reason
-
-    def _reachable(self) -> str:
-        """As others see it: a stream that a peer opened to us is proof."""
-        daemon = self.daemon
-        if daemon.settings.outbound_only:
-            return "outbound"
-        advert = self._advert(daemon.identity.peer)
-        return advert.reachable if advert is not None else "unknown"
 
     def _advert(self, peer: PeerId) -> Advert | None:
         roster = self.daemon.swarm.roster

@@ -72,6 +72,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """How others reach this peer: direct, relayed, outbound, or unknown."""
     evaluated_tokens: int = 0
     """Held-out tokens that this daemon scored since it started."""
+    reach: str = ""
+    """What the peers that tried found, in a line."""
     quota_used: int = 0
     """Bytes up and down in the last 30 days."""
     dashboard: str = ""

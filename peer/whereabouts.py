@@ -71,6 +71,7 @@ class Whereabouts:
         await self.tell()
         daemon.note("network", f"this peer's addresses are now {', '.join(now[:IN_LINK])}")
         daemon.swarm.advertise(addresses=tuple(now[:IN_ADVERT]))
+        daemon.reachability.moved()
         await daemon.neighbours.reopen()
 
 
