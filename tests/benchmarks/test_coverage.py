@@ -1,11 +1,6 @@
-"""The coverage benchmark: its arithmetic, and a short form of it on real processes."""
+"""The arithmetic of the coverage benchmark; its swarm is that of churn.py, tested there."""
 
 from __future__ import annotations
-
-import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from _churnfigures import Sample, Span
@@ -15,7 +10,6 @@ from dugnad.averaging.coverage import unit_fragment
 from dugnad.averaging.formats import UnitPiece
 from dugnad.dht.ids import RunId
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "coverage.py"
 RUN = RunId(bytes(32))
 
 
@@ -43,23 +37,3 @@ def test_tokens_of_all_lives_count_and_waking_is_no_new_life() -> None:
     assert trained([]) == 0
     lives = [span(True, 0, 50, 100), span(False, 120, 130), span(True, 0, 7), span(True)]
     assert trained(lives) == 130 + 7
-
-
-@pytest.mark.slow
-def test_an_epoch_with_a_fault_is_covered_in_full(tmp_path: Path) -> None:
-    out = tmp_path / "coverage.json"
-    options = ["--peers", "3", "--every", "4", "--lines", "4500", "--seed", "1"]
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARK), *options, "--cpu-share", "0.06", "--json", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())
-    assert found["faults"] >= 1
-    assert found["covered"] == 1.0, done.stderr
-    assert found["duplicates"] < 0.2, done.stderr  # a short epoch: one interval weighs much
-    assert (found["units_lost"], found["left_behind"]) == (0, 0), done.stderr
-    assert found["takeover_s_p95"] is None or found["takeover_s_p95"] < 1.0
