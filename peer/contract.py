@@ -53,7 +53,8 @@ def can_take(contract: Contract, capabilities: Capabilities) -> tuple[bool, str]
     if memory is None:
         return False, "its memory is unknown"
     if memory < contract.memory_bytes:
-        return False, f"needs {_mega(contract.memory_bytes)} MB of memory, has {_mega(memory)} MB"
+        need, have = _megabytes(contract.memory_bytes, memory)
+        return False, f"needs {need} MB of memory, has {have} MB"
     kinds = capabilities.kinds
     if contract.devices and kinds and not set(kinds) & set(contract.devices):
         return False, f"needs {' or '.join(contract.devices)}, has {', '.join(sorted(kinds))}"
@@ -70,5 +71,10 @@ def can_take(contract: Contract, capabilities: Capabilities) -> tuple[bool, str]
     return True, f"about {seconds:.2g} s a unit in {dtype}"
 
 
-def _mega(size: int) -> int:
-    return round(size / 1e6)
+def _megabytes(need: int, have: int) -> tuple[str, str]:
+    """Both in megabytes, with as many digits as tell them apart."""
+    for digits in range(6):
+        found = f"{need / 1e6:.{digits}f}", f"{have / 1e6:.{digits}f}"
+        if found[0] != found[1]:
+            break
+    return found

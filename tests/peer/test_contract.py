@@ -32,6 +32,8 @@ def test_the_fastest_measured_dtype_counts_not_the_first() -> None:
 def test_each_refusal_has_its_reason() -> None:
     small = Machine(memory_bytes=100_000_000)
     assert can_take(CONTRACT, small) == (False, "needs 500 MB of memory, has 100 MB")
+    nearly = Machine(memory_bytes=499_960_000)
+    assert can_take(CONTRACT, nearly) == (False, "needs 500.00 MB of memory, has 499.96 MB")
     assert can_take(CONTRACT, Machine(memory_bytes=None)) == (False, "its memory is unknown")
     other = Machine(flops={"int8": 1e12, "float32": 0.0})
     assert can_take(CONTRACT, other) == (False, "none of float32, bfloat16 was measured on it")

@@ -84,7 +84,7 @@ def test_evaluators_score_confirm_each_other_and_are_assigned_no_work(
         assert status["state"] == "evaluating", peers.log(number)
         assert (status["tokens"], status["step"]) == (0, 0)
         assert status["reason"]
-    assert "it cannot train: needs 504 MB of memory, has 504 MB" in peers.log(boards[1])
+    assert "it cannot train: needs 503.9 MB of memory, has 503.8 MB" in peers.log(boards[1])
     evaluators = {peers.ask(number, "status")["peer"] for number in boards}
     assert {row["peer"] for row in found["earned"]} == evaluators
     assert {row["disputed"] for row in found["earned"]} == {0}
