@@ -126,9 +126,12 @@ class LineStage(NumericStage):
 
     def _do(self, sim: SimPeer, p: int, action: ev.Action) -> None:
         super()._do(sim, p, action)
-        if isinstance(action, ev.Adopt) and sim.peer in self.control:
+        control = self.control.get(sim.peer)
+        if isinstance(action, ev.Adopt) and control is not None:
             for behind in lateness(action.applied, sim.peer):
-                self.control[sim.peer].listed(p, behind)
+                control.listed(p, behind)
+        if isinstance(action, ev.Settle) and control is not None and action.share == 1.0:
+            control.listed(p, self.settings.staleness)  # nobody will list it
 
 
 def run(task: MlpTask, codec: str) -> tuple[list[tuple[float, float]], dict[str, int], float]:

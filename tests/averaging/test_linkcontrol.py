@@ -74,7 +74,7 @@ def test_the_owners_limit_bounds_a_quick_link() -> None:
 def test_what_else_the_uplink_carries_is_taken_off_but_never_everything() -> None:
     rate = rate_for("int8")
     alone = control(rate).hand_in(0, HOME, SECONDS)
-    busy = control(rate).hand_in(0, HOME, SECONDS, other=0.3 * rate)
+    busy = control(rate).hand_in(0, HOME, SECONDS, other=0.1 * rate)
     full = control(rate).hand_in(0, HOME, SECONDS, other=5.0 * rate)
     assert alone.budget > busy.budget > full.budget
     assert full.budget == pytest.approx(SHARE_MIN * alone.budget)
