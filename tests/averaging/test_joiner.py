@@ -89,7 +89,7 @@ def test_the_home_of_the_heavier_side_asks_for_the_others_anchors_and_joins_them
     actions = peer.tell(ev.Obtained(other.digest)) + peer.wait(1.0)
     (join,) = only(actions, ev.Join)
     assert (join.parent, join.other) == (peer.core.head.digest, other.digest)
-    assert float_of(join.alpha_bits) == 0.25
+    assert float_of(join.alpha_bits) == pytest.approx(0.1)
     assert {one.contribution.peer for one in join.inputs} == {D}
     assert len(join.inputs) == VERSIONS
     done = ev.Merged(

@@ -56,11 +56,19 @@ def test_all_that_the_other_side_listed_since_the_fork_is_listed(
     assert made.left_out == 0
 
 
-def test_the_share_of_the_other_side_is_its_weight_of_both(lineage: Lineage, fork: Node) -> None:
+def test_the_share_of_the_other_side_follows_from_the_squared_weights(
+    lineage: Lineage, fork: Node
+) -> None:
     head = branch(lineage, fork, [A, B, C], 6)[-1]
     other = branch(lineage, fork, [D], 6)[-1]
-    assert float_of(planned(lineage, head, other).alpha_bits) == 0.25
+    assert float_of(planned(lineage, head, other).alpha_bits) == pytest.approx(0.1)
     assert float_of(planned(lineage, other, head).alpha_bits) == 0.5  # never more than half
+
+
+def test_equal_sides_meet_half_way(lineage: Lineage, fork: Node) -> None:
+    head = branch(lineage, fork, [A, B], 6)[-1]
+    other = branch(lineage, fork, [C, D], 6)[-1]
+    assert float_of(planned(lineage, head, other).alpha_bits) == 0.5
 
 
 def test_newcomers_on_the_other_side_move_nothing(lineage: Lineage, fork: Node) -> None:
