@@ -14,6 +14,7 @@ from dugnad.peer import clock
 from dugnad.peer.leaderboard import board_view
 from dugnad.peer.lifecycle import Input, State
 from dugnad.peer.limits import QUOTA_DAYS
+from dugnad.peer.messenger import MessengerCounts
 from dugnad.peer.unitsview import unit_counts, units_view
 from dugnad.peer.views import EventRow, PeerRow, Status, printable
 
@@ -37,8 +38,7 @@ class Report:
         training, vitals, averager = daemon.training, daemon.vitals, daemon.averager
         state, reason = self.state()
         traffic, messenger = daemon.swarm.traffic, daemon.swarm.messenger
-        control_out = messenger.counts.sent_bytes if messenger is not None else 0
-        control_in = messenger.counts.received_bytes if messenger is not None else 0
+        counts = messenger.counts if messenger is not None else MessengerCounts()
         roster = daemon.swarm.roster
         links = daemon.links
         mine = links.newest
@@ -69,8 +69,8 @@ class Report:
             addresses=list(self._addresses(daemon.identity.peer)),
             link=self.link,
             residual_norm_share=vitals.residual_share(),
-            bytes_sent=traffic.sent + control_out,
-            bytes_received=traffic.received + control_in,
+            bytes_sent=traffic.sent + counts.sent_bytes,
+            bytes_received=traffic.received + counts.received_bytes,
             codec=mine.codec or daemon.manifest.exchange.hand_in_codec,
             codec_reason=mine.reason,
             bits_per_param=mine.bits,
