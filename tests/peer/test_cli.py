@@ -269,7 +269,7 @@ def test_a_command_in_a_process_of_its_own_is_quick_and_exits_as_documented(
 
 @pytest.mark.slow
 def test_a_daemon_without_a_page_says_how_to_get_one(run: Run, daemon: DaemonView) -> None:
-    code, out, err = run("dashboard")
+    code, out, err = run("dashboard", "--where")
     assert (code, out) == (1, "")
     assert "--dashboard HOST:PORT" in err
 
