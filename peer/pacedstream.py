@@ -162,7 +162,8 @@ class PacedStream:
         if self.flow is not None and new:
             self.flow.arrived(arrived, now)
         if self._traffic.uplink is not None:
-            self._traffic.uplink.moved(id(self), new, self._sent - arrived, now)
+            gone = self._sent - self._pending - arrived
+            self._traffic.uplink.moved(id(self), new, max(0, gone), now, self._pending)
             if self._sent > arrived:
                 self._traffic.under_way.add(self)
             else:

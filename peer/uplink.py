@@ -34,7 +34,7 @@ USED: Final = 0.6
 FALL_MIN: Final = 0.5
 """In one look it falls by half at most: one lost packet can hold up everything behind it."""
 STEP_S: Final = 0.025
-"""Of the pace sent in one go: what waits for its turn counts as under way, too."""
+"""Of the pace sent in one go: what waits for its turn takes up room of the others."""
 STEP_BYTES_MIN: Final = 4 << 10
 """Three packets. Smaller steps cost more timers than they tell."""
 SPAN_MIN_S: Final = 0.4
@@ -59,6 +59,8 @@ class Uplink:
         self.bucket = Bucket(self.rate)
         self._under_way: dict[int, tuple[int, float]] = {}
         """Stream -> bytes under way, and when some arrived last."""
+        self._waiting: dict[int, int] = {}
+        """Stream -> bytes that have leave to go and wait for their turn in the bucket."""
         self._arrived = 0
         self._marks: deque[tuple[float, int]] = deque()
         self._judged_at = float("-inf")
@@ -82,7 +84,7 @@ class Uplink:
 
     def room(self, now: float) -> int:
         """Bytes that may be sent now."""
-        return max(0, self._window() - self.under_way(now))
+        return max(0, self._fitting(now) - sum(self._waiting.values()))
 
     def step(self, size: int) -> int:
         """How many of `size` bytes to send in one go."""
@@ -94,8 +96,16 @@ class Uplink:
         self._paced = self._paced or wait > 0.0
         return wait
 
-    def moved(self, stream: int, arrived: int, under_way: int, now: float) -> None:
-        """Of a stream so many more bytes have arrived, and so many are under way."""
+    def moved(
+        self, stream: int, arrived: int, under_way: int, now: float, waiting: int = 0
+    ) -> None:
+        """Of a stream so many more bytes have arrived, so many are under way, and so many wait for
+        their turn: those take up room and are no queue in the line, however many streams wait.
+        """
+        if waiting:
+            self._waiting[stream] = waiting
+        else:
+            self._waiting.pop(stream, None)
         self._arrived += max(0, arrived)
         before, moved_at = self._under_way.get(stream, (0, now))
         if arrived > 0 or not before:
@@ -115,12 +125,13 @@ class Uplink:
     def ended(self, stream: int) -> None:
         """A stream is done; what it had under way is of no interest any more."""
         self._under_way.pop(stream, None)
+        self._waiting.pop(stream, None)
 
     def _judge(self, drained: bool) -> None:
         (since, before), (now, arrived) = self._marks[0], self._marks[-1]
         long = now - since >= SPAN_MIN_S
         given = (arrived - before) / (now - since) if long else 0.0
-        if long and self.room(now) < FULL:
+        if long and self._fitting(now) < FULL:
             self._rising = False
             fitting = max(PACE * given, FALL_MIN * self.rate, RATE_MIN)
             self.rate = min(self.rate, fitting)
@@ -131,6 +142,9 @@ class Uplink:
     @property
     def _rise(self) -> float:
         return RISE_FIRST if self._rising else RISE
+
+    def _fitting(self, now: float) -> int:
+        return max(0, self._window() - self.under_way(now))
 
     def _window(self) -> int:
         return max(UNDER_WAY_MIN, int(self.rate * (RTT_FIRST_S + QUEUE_S)))

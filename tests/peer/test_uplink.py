@@ -111,6 +111,23 @@ def test_a_line_on_which_nothing_moves_gets_no_more() -> None:
     assert uplink.room(100.0) == 0
 
 
+def test_many_streams_that_wait_for_their_turn_are_no_queue_in_the_line() -> None:
+    """Found in the demo: a seed that served a dozen shards at once paced itself down to nothing."""
+    uplink, now = Uplink(), 0.0
+    streams, step = 24, uplink.step(1 << 20)
+    while now < 4.0:
+        for stream in range(streams):  # the line takes at once whatever had its turn
+            uplink.moved(stream, step, 0, now, waiting=step)
+            uplink.take(step, now)
+        if now == 0.0:
+            assert uplink.room(now) == 0, "they do take up room"
+        now += 0.1
+    assert uplink.rate > 8 * SLOW_BYTES_PER_S
+    for stream in range(streams):
+        uplink.ended(stream)
+    assert uplink.room(now) >= UNDER_WAY_MIN
+
+
 def test_a_stream_that_ended_takes_no_room() -> None:
     uplink = Uplink()
     uplink.moved(1, 0, UNDER_WAY_MIN, 0.0)
