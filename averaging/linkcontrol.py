@@ -193,7 +193,8 @@ class LinkControl:
         """The codec of a commit of `fragment` that members with these downlinks (bytes a second;
         0: unknown, so slow) fetch within an interval.
 
-        Never coarser than the leanest that commits may have; who cannot fetch it in time is named.
+        Never coarser than the leanest that commits may have; who is known not to fetch it in time
+        is named.
         """
         n, share = self.sizes[fragment], GAMMA * interval_s * self._part(fragment)
         rates = {peer: rate or float(SLOW_BYTES_PER_S) for peer, rate in downlinks.items()}
@@ -202,7 +203,7 @@ class LinkControl:
         slowest = sorted(rates.values())[int(QUARTILE * (len(rates) - 1))]
         name = richest(self._commit_names, (n,), share * slowest) or self._commit_names[-1]
         size = CODECS[name].encoded_size(n)
-        behind = tuple(sorted(peer for peer, rate in rates.items() if share * rate < size))
+        behind = tuple(sorted(p for p, rate in downlinks.items() if 0.0 < share * rate < size))
         return CommitChoice(name, behind, f"the slowest quarter has {slowest * 8e-6:.3g} Mbit/s")
 
     def _part(self, fragment: int) -> float:

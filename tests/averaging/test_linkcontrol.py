@@ -132,11 +132,12 @@ def test_a_commit_is_never_coarser_than_its_codecs_nor_richer_than_the_run() -> 
     assert control().commit(0, {}, SECONDS).codec == "float32"
 
 
-def test_a_member_of_unknown_downlink_counts_as_slow() -> None:
+def test_a_member_of_unknown_downlink_counts_as_slow_and_is_not_called_so() -> None:
     made = control()
-    assert made.commit(0, {HOME: 0.0}, SECONDS) == made.commit(
-        0, {HOME: float(SLOW_BYTES_PER_S)}, SECONDS
-    )
+    unknown = made.commit(0, {HOME: 0.0}, SECONDS)
+    slow = made.commit(0, {HOME: float(SLOW_BYTES_PER_S)}, SECONDS)
+    assert (unknown.codec, unknown.reason) == (slow.codec, slow.reason)
+    assert (unknown.behind, slow.behind) == ((), (HOME,))
 
 
 @pytest.mark.parametrize("seed", range(8))
