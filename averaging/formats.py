@@ -57,6 +57,10 @@ CLAIMS_MAX: Final = 64
 SCORES_MAX: Final = 16
 """Scores of held-out units in one message: 16 signatures are 2 ms of checking."""
 SCORE_BYTES_MAX: Final = 256
+PREPARED_MAX: Final = 4
+"""Statements about prepared units in one message."""
+PREPARED_BYTES_MAX: Final = 1280
+"""Thirty-two hashes of 34 bytes, a key, a signature."""
 """One score: a key, a digest, a signature and five numbers."""
 FRAGMENTS_MAX: Final = 4096
 """Fragments of one model."""
@@ -263,6 +267,15 @@ class Scores(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     ]
 
 
+class Prepares(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+    """Signed statements about prepared units; whoever prepares knows their form."""
+
+    rows: Annotated[
+        tuple[Annotated[bytes, msgspec.Meta(max_length=PREPARED_BYTES_MAX)], ...],
+        msgspec.Meta(max_length=PREPARED_MAX),
+    ]
+
+
 Message = (
     Announce
     | Witness
@@ -275,6 +288,7 @@ Message = (
     | Answer
     | Told
     | Scores
+    | Prepares
 )
 
 _Signed = TypeVar("_Signed", Contribution, Header, Ack)
@@ -383,7 +397,7 @@ def message_fault(message: Message) -> str:
                 return "too many known digests"
             named = _named(fragment, digest) and all(len(d) == DIGEST_BYTES for d in known)
             return "" if named else "a wish with a number or digest out of range"
-        case Challenge() | Answer() | Told() | Scores():
+        case Challenge() | Answer() | Told() | Scores() | Prepares():
             return ""  # bounded by their types; what they are worth is judged where they are used
         case Word():
             return ""  # its size was checked with its type, the rest is for who knows the organiser

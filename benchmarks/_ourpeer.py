@@ -312,6 +312,10 @@ class OurPeer:
         """None: there is no text."""
         return None
 
+    def block(self, name: bytes) -> bytes | None:
+        """There is no text."""
+        return None
+
     def commits(self, fragment: int, digest: bytes, count: int) -> tuple[fm.CommitRecord, ...]:
         """Nothing: nobody is behind."""
         return ()

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import quote
 
 from dugnad.averaging.board import Board, BoardRow, board_json
-from dugnad.dashboard.evaluatedtable import evaluated_section
+from dugnad.dashboard.evaluatedtable import evaluated_section, prepared_section
 from dugnad.dashboard.history import active_ms
 from dugnad.dashboard.layout import (
     View,
@@ -135,6 +135,7 @@ def leaderboard_page(view: View, query: TableQuery, me: str) -> str:
         _forms(query, path, me, period),
         body,
         evaluated_section(view),
+        prepared_section(view),
         el(
             "p",
             "As data: ",

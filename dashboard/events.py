@@ -27,7 +27,7 @@ ROLES_MAX: Final = 8
 FRAGMENTS_MAX: Final = 4096
 """Rows of the fragment table; more would be no table for people."""
 EVALUATORS_MAX: Final = 100
-"""Evaluators shown: more than a page of them."""
+"""Evaluators shown, and preparers: more than a page of them."""
 LISTED_MAX: Final = 256
 """Contributors told about with one merge; the rest count as others."""
 
@@ -196,6 +196,21 @@ class Evaluations(Event, frozen=True, kw_only=True, tag="evaluations"):
     rows: tuple[EvaluatedRow, ...]
 
 
+class PreparedRow(msgspec.Struct, frozen=True):
+    """Tokens of units that a peer prepared: confirmed by another, not yet, and contradicted."""
+
+    peer: str
+    confirmed: int
+    pending: int
+    disputed: int
+
+
+class Preparations(Event, frozen=True, kw_only=True, tag="preparations"):
+    """What preparers earned, most first."""
+
+    rows: tuple[PreparedRow, ...]
+
+
 class SampleText(Event, frozen=True, kw_only=True, tag="sample"):
     """Text that the current model wrote when the run had made `step` merges."""
 
@@ -238,6 +253,7 @@ AnyEvent = (
     | UnitCounts
     | BoardComputed
     | Evaluations
+    | Preparations
     | SampleText
     | Status
     | RunEnded
@@ -300,6 +316,9 @@ def clean(event: AnyEvent) -> AnyEvent:
         case Evaluations():
             rows = tuple(changed(r, peer=line(r.peer, 64)) for r in event.rows[:EVALUATORS_MAX])
             return changed(event, rows=rows)
+        case Preparations():
+            made = tuple(changed(r, peer=line(r.peer, 64)) for r in event.rows[:EVALUATORS_MAX])
+            return changed(event, rows=made)
         case SampleText():
             return changed(event, text=paragraph(event.text), prompt=paragraph(event.prompt, 400))
         case Status():

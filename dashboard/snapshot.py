@@ -49,6 +49,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     fragments: dict[int, FragmentHead]
     units: dict[str, int]
     evaluated: tuple[ev.EvaluatedRow, ...]
+    prepared: tuple[ev.PreparedRow, ...]
     peers: list[ev.PeerRow]
     happenings: tuple[Happening, ...]
     sample: ev.SampleText | None
@@ -78,6 +79,7 @@ def snapshot(view: View, hub: Hub) -> bytes:
             fragments=dict(state.heads),
             units=dict(state.units),
             evaluated=state.evaluated,
+            prepared=state.prepared,
             peers=list(state.peers.values()),
             happenings=state.happenings[-HAPPENINGS_SHOWN:],
             sample=state.sample,

@@ -57,6 +57,7 @@ class State:
     board_known: int = 0
     units: tuple[tuple[str, int], ...] = ()
     evaluated: tuple[ev.EvaluatedRow, ...] = ()
+    prepared: tuple[ev.PreparedRow, ...] = ()
     sample: ev.SampleText | None = None
 
     @property
@@ -138,6 +139,8 @@ def _folded(state: State, event: ev.AnyEvent) -> State:
             return replace(state, board=event.board, board_heard=heard, board_known=known)
         case ev.Evaluations():
             return replace(state, evaluated=event.rows)
+        case ev.Preparations():
+            return replace(state, prepared=event.rows)
         case ev.SampleText():
             return replace(state, sample=event)
         case ev.Status():

@@ -21,9 +21,9 @@ from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.records import RecordError, decode, encode
 from dugnad.peer.anchors import AnchorFiles
 from dugnad.peer.init import initial_parameters
-from dugnad.peer.manifest import Manifest, evaluating_need, memory_need
+from dugnad.peer.manifest import Manifest, evaluating_need, memory_need, preparing_need
 from dugnad.peer.pastheads import keep_root, past_of
-from dugnad.peer.roles import EVALUATE, TRAIN
+from dugnad.peer.roles import EVALUATE, PREPARE, TRAIN
 from dugnad.peer.store import Promise, Store
 from dugnad.peer.storethread import StoreThread
 from dugnad.peer.units import Contract, UnitPlan, Units
@@ -105,7 +105,7 @@ def credit_rules(manifest: Manifest, run: RunId) -> CreditRules:
 
 
 def contracts(manifest: Manifest) -> dict[str, Contract]:
-    """What a unit of this run needs: of training, and of evaluating."""
+    """What a unit of this run needs: of training, evaluating, and preparing."""
     flops = manifest.model.flops_per_token() * manifest.unit_sequences * manifest.data.context
 
     def contract(memory_bytes: int, flops: float) -> Contract:
@@ -114,6 +114,7 @@ def contracts(manifest: Manifest) -> dict[str, Contract]:
     return {
         TRAIN: contract(memory_need(manifest).total, flops),
         EVALUATE: contract(evaluating_need(manifest).total, FORWARD_SHARE * flops),
+        PREPARE: Contract(preparing_need(manifest).total, (), 0.0, True, UNIT_ATTEMPTS),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from dugnad.averaging import events as ev
 from dugnad.dht.ids import PeerId
 from dugnad.peer.corpus import CorpusError
 from dugnad.peer.errors import UserError
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
     from dugnad.peer.daemon import Daemon
 
 SHARDS_AT_ONCE: Final = 4
-"""Shards fetched side by side."""
+"""Shards fetched side by side; one where its owner limits the rate: it takes all that is let
+through, and with more of them what is small and urgent would wait behind each."""
 FETCH_RETRY_S: Final = 2.0
+EARLY_S: Final = 3.0
+"""A text that takes longer is not waited for, where prepared units can be had; and how often it is
+asked whether they can."""
 
 
 async def bring_up_learner(daemon: Daemon) -> None:
@@ -25,7 +30,13 @@ async def bring_up_learner(daemon: Daemon) -> None:
     daemon.reason = "its owner's limits stand against it"
     await daemon.steward.free.wait()  # what may not train does not fetch, either
     daemon.state, daemon.reason = "syncing", "fetching the data"
-    await _fetch_data(daemon)
+    daemon.own(_fetch_data(daemon), "fetch the data")
+    if not daemon.duty.learns:
+        await daemon.larder.whole.wait()
+        daemon.averager.feed_all(ev.LearnerState(False))
+        daemon.state, daemon.reason = "syncing", "waiting for the swarm's state"
+        return
+    await _something_to_train(daemon)
     daemon.state, daemon.reason = "measuring", "starting the learner"
     try:
         await _start_learner(daemon)
@@ -36,6 +47,21 @@ async def bring_up_learner(daemon: Daemon) -> None:
     daemon.state, daemon.reason = "syncing", "waiting for the swarm's state"
 
 
+async def _something_to_train(daemon: Daemon) -> None:
+    """Wait for the text, or for units of it that are agreed on, if the text takes longer."""
+    larder = daemon.larder
+    if not daemon.duty.trains:
+        await larder.whole.wait()
+    while not larder.whole.is_set():
+        try:
+            async with asyncio.timeout(EARLY_S):
+                await larder.whole.wait()
+        except TimeoutError:
+            if larder.promises():
+                await larder.begin()
+                return
+
+
 async def _start_learner(daemon: Daemon) -> None:
     """Start it; one that cannot train is started again to evaluate."""
     try:
@@ -44,6 +70,9 @@ async def _start_learner(daemon: Daemon) -> None:
         if not daemon.duty.trains:
             raise
         daemon.duty.cannot_train(str(error))
+        await daemon.larder.whole.wait()  # what is evaluated is in no unit
+        if not daemon.duty.learns:
+            return
         daemon.training.trainer.plan = daemon.duty.plan()
         await daemon.training.start()
 
@@ -60,7 +89,7 @@ async def _fetch_data(daemon: Daemon) -> None:
             continue
         await _fetch_shards(daemon, missing, peers)
     try:
-        await asyncio.to_thread(daemon.shards.assemble)
+        await daemon.larder.finish()
     except OSError as error:
         raise disk_error(error, daemon.shards.tokens_path) from error
 
@@ -68,13 +97,15 @@ async def _fetch_data(daemon: Daemon) -> None:
 async def _fetch_shards(daemon: Daemon, missing: list[int], peers: list[PeerId]) -> None:
     assert daemon.swarm.puller is not None
     puller, hashes = daemon.swarm.puller, daemon.manifest.data.index.hashes
-    room = asyncio.Semaphore(SHARDS_AT_ONCE)
+    limited = daemon.swarm.traffic.down.rate > 0.0
+    room = asyncio.Semaphore(1 if limited else SHARDS_AT_ONCE)
 
     async def fetch(number: int) -> None:
         async with room:
             first = number % len(peers)
             data = await puller.shard([*peers[first:], *peers[:first]], number, hashes[number])
             await asyncio.to_thread(daemon.shards.put, number, data)
+            await daemon.larder.shard_in(number, data)
 
     results = await asyncio.gather(*(fetch(n) for n in missing), return_exceptions=True)
     for result in results:

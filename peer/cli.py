@@ -220,7 +220,7 @@ def units(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def evaluation(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """The validation curve that evaluators measure, and their credit of evaluated tokens."""
+    """The validation curve, and the credit of evaluated and prepared tokens."""
     answer = ask(home, "/v1/evaluation")
     if as_json:
         print_json(answer)

@@ -112,7 +112,8 @@ class Settings:
     hours: str = ""
     """Hours of the week in which it may train; empty means always."""
     roles: tuple[str, ...] = ("train",)
-    """What it does for the run: `train`, `evaluate`. A machine that cannot train evaluates."""
+    """What it does for the run: `train`, `evaluate`, `prepare`. A machine that cannot train
+    evaluates, or prepares units where it cannot do that, either."""
     only_when_idle: bool = False
     """Train only when nobody uses the machine."""
     idle_minutes: float = 3.0

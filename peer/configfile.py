@@ -43,7 +43,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "quic": "listen on QUIC, too, for networks that block TCP",
     },
     "When": {
-        "roles": 'what it does: "train", "evaluate"; a machine that cannot train evaluates',
+        "roles": 'what it does: "train", "evaluate", "prepare" (units for those that train)',
         "hours": 'such as "mon-fri 18-24, sat-sun 0-24"; empty is always',
         "only_when_idle": "only when nobody uses this machine",
         "idle_minutes": "without keyboard and mouse for so long, nobody uses it",

@@ -16,7 +16,7 @@ from dugnad.averaging.codecs import CODECS
 from dugnad.peer.config import Settings, usable_cores
 from dugnad.peer.errors import UserError
 from dugnad.peer.limits import faults
-from dugnad.peer.manifest import Manifest, check_memory, describe, evaluating_need, memory_need
+from dugnad.peer.manifest import Manifest, check_memory, describe, memory_need, preparing_need
 from dugnad.peer.paths import Home
 
 RECEIPTS_BYTES: Final = 64 << 20
@@ -60,7 +60,7 @@ def disk_free(home: Home) -> int:
 def check_machine(manifest: Manifest, home: Home) -> None:
     """UserError E021 (memory) or E017 (disk), with need and have, when nothing of the run fits
     here."""
-    check_memory(evaluating_need(manifest), memory_available())
+    check_memory(preparing_need(manifest), memory_available())
     need, have = disk_need(manifest), disk_free(home)
     if need > have:
         raise UserError(
@@ -124,7 +124,10 @@ def limit_rows(settings: Settings) -> list[Row]:
     if settings.gpu != "none" and limits.gpu_only_when_idle != "false":
         gpu += ", not while somebody uses the machine"
     return [
-        ("roles", " and ".join(settings.roles) + "; a machine that cannot train evaluates"),
+        (
+            "roles",
+            " and ".join(settings.roles) + "; a machine that cannot train evaluates or prepares",
+        ),
         ("GPU", gpu),
         ("at most", ", ".join(rates + quota)),
         ("when", ", ".join(when)),

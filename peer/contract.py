@@ -14,9 +14,10 @@ class Contract:
     """What a unit of this run needs.
 
     `memory_bytes` of the machine; `dtypes` that are accepted (by their torch names, such as
-    "float32"), any one is enough; `flops` floating point operations for the whole unit;
-    `splittable` whether a part of a unit may be trained and handed in; `attempts` how often one
-    peer may try it; `devices` the kinds that are accepted ("cpu", "cuda"), empty for any.
+    "float32"), any one is enough, none where nothing is computed; `flops`
+    floating point operations for the whole unit; `splittable` whether a part of a unit may be
+    trained and handed in; `attempts` how often one peer may try it; `devices` the kinds that are
+    accepted ("cpu", "cuda"), empty for any.
     """
 
     memory_bytes: int
@@ -59,6 +60,8 @@ def can_take(contract: Contract, capabilities: Capabilities) -> tuple[bool, str]
     if contract.devices and kinds and not set(kinds) & set(contract.devices):
         return False, f"needs {' or '.join(contract.devices)}, has {', '.join(sorted(kinds))}"
     measured = capabilities.flops
+    if not contract.dtypes:
+        return True, "it needs no arithmetic"
     if not measured:
         return True, "it was never measured, so trying will tell"
     usable = [d for d in contract.dtypes if measured.get(d, 0.0) > 0.0]

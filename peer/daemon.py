@@ -50,12 +50,14 @@ from dugnad.peer.exchangeports import Ports
 from dugnad.peer.failures import as_user_error, no_seed_error, store_error, substrate_error
 from dugnad.peer.happenings import REMEMBER, Happenings
 from dugnad.peer.journal import Journal
+from dugnad.peer.larder import Larder
 from dugnad.peer.ledger import Ledger
 from dugnad.peer.links import Links
 from dugnad.peer.manifest import Manifest, run_id
 from dugnad.peer.neighbours import Neighbours
 from dugnad.peer.orderkeeper import OrderKeeper
 from dugnad.peer.paths import Home
+from dugnad.peer.preparer import Preparer
 from dugnad.peer.progress import ProgressLog
 from dugnad.peer.pull import PullError
 from dugnad.peer.reachability import Reachability
@@ -132,6 +134,8 @@ class Daemon:
         self.links: Links
         self.vitals: Vitals
         self.evaluator: Evaluator
+        self.larder: Larder
+        self.preparer: Preparer
         self.report: Report
         self.shards: ShardStore
         self.anchor_files: AnchorFiles
@@ -204,6 +208,8 @@ class Daemon:
         self.shards = ShardStore(place.shards, self.manifest.data.index)
         self.anchor_files = AnchorFiles(place.anchors)
         self.duty.decide()
+        self.larder = Larder(self)
+        self.preparer = Preparer(self)
         await self._assemble()
         self.evaluator = Evaluator(self)
 
@@ -240,6 +246,7 @@ class Daemon:
             swarm_tokens=lambda: self.vitals.swarm_tokens,
             still=lambda: self.averager.still(),
             find=lambda: self.keeper.find(),
+            has=self.larder.has,
         )
         self.training = Training(
             self.duty.plan(), self.units, log, clock.now, hooks, eligible=who.can_home
@@ -291,6 +298,7 @@ class Daemon:
             self.own(self.keeper.run(), "keep the context")
             self.own(self.buddy.run(), "bring drafts to a neighbour")
             self.own(self.evaluator.run(), "evaluate held-out units")
+            self.own(self.preparer.run(), "prepare units")
             await self.leaving.wait()
             if not self.forced:
                 await leave(self)

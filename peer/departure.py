@@ -50,6 +50,7 @@ async def leave(daemon: Daemon) -> None:
     print(f"left the swarm; {text}", flush=True)
     daemon.steward.save_traffic()
     await daemon.evaluator.save()
+    await daemon.preparer.save()
     if not daemon.forced:
         daemon.steward.say(Input.HANDED_OVER)
     await daemon.swarm.leave()

@@ -15,7 +15,16 @@ from dugnad.peer.limits import memory_cap
 from dugnad.peer.manifest import PROCESS_BYTES
 from dugnad.peer.modelconfig import BYTES_PER_PARAMETER
 from dugnad.peer.probe import cached
-from dugnad.peer.roles import TRAIN, Duties, Machine, advertised, duties, without_training
+from dugnad.peer.roles import (
+    EVALUATE,
+    PREPARE,
+    TRAIN,
+    Duties,
+    Machine,
+    advertised,
+    duties,
+    without_training,
+)
 from dugnad.peer.settingparse import numbers_of
 from dugnad.peer.trainer import LearnerPlan
 
@@ -34,6 +43,11 @@ class Duty:
     def trains(self) -> bool:
         """Whether it trains, when its owner's limits let it."""
         return TRAIN in self.duties
+
+    @property
+    def learns(self) -> bool:
+        """Whether it needs a learner: preparing units is done without one."""
+        return self.trains or EVALUATE in self.duties
 
     def decide(self) -> None:
         """From what the owner wants and what the machine is. UserError E021 when it can do
@@ -66,7 +80,8 @@ class Duty:
         """In one word what it does when nothing stands against it, and why it does not train."""
         if self.trains:
             return "training", ""
-        return "evaluating", self.duties.why or "roles = evaluate: its owner wants it so"
+        word, role = ("evaluating", EVALUATE) if self.learns else ("preparing", PREPARE)
+        return word, self.duties.why or f"roles = {role}: its owner wants it so"
 
     def advertised(self) -> tuple[str, ...]:
         """The roles for the advert, now."""

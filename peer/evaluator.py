@@ -146,7 +146,8 @@ class Evaluator:
     async def _score_one(self) -> float:
         """Score the next unit; seconds that training stood still for it, 0 when it did not."""
         training = self.daemon.training
-        if training.ready is None or (task := self.core.next_task()) is None:
+        whole = self.daemon.larder.whole.is_set()
+        if training.ready is None or not whole or (task := self.core.next_task()) is None:
             return 0.0
         parts = self._kept.get(task.version, {})
         if len(parts) < len(self.daemon.averager.fragments):

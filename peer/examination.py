@@ -104,7 +104,8 @@ class Examination:
     def _resting(self) -> bool:
         training = self._daemon.training
         may = training.enabled and training.trains and not training.held
-        return training.ready is None or not may
+        whole = self._daemon.larder.whole.is_set()  # a trial may be of any of the text
+        return training.ready is None or not may or not whole
 
     def _newest_mark(self) -> Mark | None:
         """The mark of the slot in which the head of fragment 0 lies; remembered, since a lineage in

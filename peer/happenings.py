@@ -89,6 +89,7 @@ class Happenings:
         self.daemon.swarm.messenger.peer_up(peer)
         self.daemon.orders.tell(peer)
         self.daemon.evaluator.met(peer)
+        self.daemon.preparer.met(peer)
         if not self.daemon.averager.live():
             self.daemon.vitals.met_at = clock.now()
         self.daemon.averager.peer_up(peer, can_home=advert.can_home)
@@ -108,6 +109,7 @@ class Happenings:
         else:
             self.daemon.buddy.left(peer)
         self.daemon.evaluator.gone(peer)
+        self.daemon.preparer.gone(peer)
         actions = self.daemon.units.handle(PeerLost(peer, left=kind == "left"), seen)
         taken = sum(len(one.units) for one in actions if isinstance(one, TookOver))
         self.daemon.training.took_over(actions)
@@ -144,6 +146,9 @@ class Happenings:
             return
         if isinstance(message, fm.Scores):
             self.daemon.evaluator.heard(sender, message)
+            return
+        if isinstance(message, fm.Prepares):
+            self.daemon.preparer.heard(sender, message)
             return
         if isinstance(message, fm.Claims):
             self.daemon.units.handle(Claimed(sender, message.units), clock.now())

@@ -60,6 +60,8 @@ DATA_KINDS: Final = ("bytes",)
 """Kinds of data: text as bytes, a token each."""
 PROCESS_BYTES: Final = 480 << 20
 """Memory of daemon, p2pd and learner before any model: about 100, 65 and 300 MiB."""
+DAEMON_BYTES: Final = 180 << 20
+"""Of these, what a peer needs without a learner: daemon, p2pd, and a block in work."""
 FLOOR_MS_MAX: Final = 3_600_000
 STALENESS_MAX: Final = 16
 HORIZON_MAX: Final = 64
@@ -313,6 +315,11 @@ def memory_need_of(model: ModelConfig) -> MemoryNeed:
 def evaluating_need(manifest: Manifest) -> MemoryNeed:
     """What a peer needs that only evaluates: about 40 bytes a parameter."""
     return MemoryNeed(model=manifest.model.evaluating_bytes(), processes=PROCESS_BYTES)
+
+
+def preparing_need(manifest: Manifest) -> MemoryNeed:
+    """What a peer needs that only prepares units: it has no learner."""
+    return MemoryNeed(model=manifest.model.merging_bytes(), processes=DAEMON_BYTES)
 
 
 def check_memory(need: MemoryNeed, have: int) -> None:

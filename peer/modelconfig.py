@@ -28,6 +28,8 @@ for what is in flight."""
 EVALUATING_BYTES_PER_PARAMETER: Final = 40
 """Parameters 4 and their shared region 4 in the learner; in the daemon 16, the agreed parameters of
 two rounds 8, and one of these as a whole 4: 36, and a little for what is in flight."""
+MERGING_BYTES_PER_PARAMETER: Final = 24
+"""Without a learner: the daemon's 16, and a fragment that is merged or fetched."""
 FLOAT_BYTES: Final = 4
 NORM_EPSILON: Final = 1e-5
 """Added to the mean square in each RMSNorm, as in the published Llama models from 2 on."""
@@ -130,6 +132,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Estimated bytes that a peer needs to evaluate this model, daemon and learner together."""
         forward = self.activation_bytes(1) // self.layers
         return EVALUATING_BYTES_PER_PARAMETER * self.parameter_count() + forward
+
+    def merging_bytes(self) -> int:
+        """Estimated bytes that a peer's daemon alone needs to keep up with this model."""
+        return MERGING_BYTES_PER_PARAMETER * self.parameter_count()
 
     def flops_per_token(self) -> int:
         """Floating-point operations to train on one token: 6 a weight in a product, and attention.

@@ -144,7 +144,8 @@ class ObserverView:
 
     def evaluation(self) -> Mapping[str, object]:
         """Nothing: scores are told among peers."""
-        return {"curve": [], "earned": [], "why": "an observer is told no scores; ask a peer"}
+        why = "an observer is told no scores; ask a peer"
+        return {"curve": [], "earned": [], "prepared": [], "why": why}
 
     def units(self) -> Mapping[str, object]:
         """It has no units."""

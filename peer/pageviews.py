@@ -39,6 +39,7 @@ _ADDRESS: Final = re.compile(
 )
 """Multiaddrs, IPv6 and IPv4 addresses."""
 _HERE: Final = frozenset({State.LIVE, State.INDIRECT, State.SUSPECT})
+_DOES: Final = (("evaluate", "evaluating"), ("prepare", "preparing"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,8 @@ def _standing(
     if known.state is not State.LIVE:
         return known.state.value, known.reason, since, seen, True
     if advert is not None and "train" not in advert.roles:
-        return ("evaluating" if "evaluate" in advert.roles else "resting"), "", since, seen, True
+        found = (word for role, word in _DOES if role in advert.roles)
+        return next(found, "resting"), "", since, seen, True
     if advert is None or advert.tokens_per_s <= 0.0:
         return "here", "it has told no speed yet", since, seen, True
     return "training", "", since, seen, True

@@ -91,6 +91,7 @@ class PublicPage:
         self._scored: tuple[int, float] | None = None
         self._round = 0
         self._earned: tuple[ev.EvaluatedRow, ...] = ()
+        self._prepared: tuple[ev.PreparedRow, ...] = ()
         self._stepped = 0
         self._speed_known = False
         self._sampling = False
@@ -339,6 +340,13 @@ class PublicPage:
         if rows != self._earned:
             self._earned = rows
             self.feed.publish(ev.Evaluations(at_ms=at.wall_ms, rows=rows))
+        prepared = tuple(
+            ev.PreparedRow(peer_text(PeerId(r.peer)), r.confirmed, r.pending, r.disputed)
+            for r in self.daemon.preparer.core.earned()
+        )
+        if prepared != self._prepared:
+            self._prepared = prepared
+            self.feed.publish(ev.Preparations(at_ms=at.wall_ms, rows=prepared))
 
     def _tell_units(self, at: Moment) -> None:
         daemon = self.daemon

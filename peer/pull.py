@@ -62,6 +62,7 @@ from dugnad.peer.transferwire import (
     SUMMARIES_BYTES_MAX,
     Answer,
     Blame,
+    GetBlock,
     GetCommits,
     GetHeads,
     GetLeaves,
@@ -143,6 +144,10 @@ class Puller:
         """A shard of the text with that hash. To share the work, vary the order of `peers`."""
         check = partial(with_hash, sha256)
         return await self._ask(peers, GetShard(number), SHARD_BYTES, check)
+
+    async def block(self, peers: Sequence[PeerId], name: bytes, size: int) -> bytes:
+        """The tokens of a prepared unit: `size` bytes with that SHA-256."""
+        return await self._ask(peers, GetBlock(name), size, partial(with_hash, name))
 
     async def heads(self, peers: Sequence[PeerId]) -> tuple[HeadRow, ...]:
         """The heads that the first of `peers` to answer stands at: its word, nothing more."""

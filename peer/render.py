@@ -97,6 +97,11 @@ def status_text(status: Row) -> str:
     ]
     if status.get("evaluated_tokens"):
         rows.append(("evaluated", f"{cell(status['evaluated_tokens'])} held-out tokens here"))
+    if status.get("prepared_tokens"):
+        rows.append(("prepared", f"{cell(status['prepared_tokens'])} tokens for others"))
+    if status.get("units_before_text") is not None:
+        early = f"not whole yet; {cell(status['units_before_text'])} units came by their hash"
+        rows.append(("text", early))
     if status.get("dashboard"):
         rows.append(("page", printable(str(status["dashboard"]), 300)))
     return pairs(rows)
@@ -132,13 +137,16 @@ CURVE_SHOWN: Final = 12
 
 
 def evaluation_text(answer: Row) -> str:
-    """The screen of `dugnad evaluation`, from the JSON of `dugnad.peer.evaluator`."""
+    """The screen of `dugnad evaluation`: `dugnad.peer.evaluator` and `preparer` say it."""
     parts = (
         "validation, loss in nats a token",
         table(answer["curve"][-CURVE_SHOWN:]),
         "",
         "evaluated tokens, a credit of its own kind",
         table(answer["earned"]),
+        "",
+        "prepared tokens, another",
+        table(answer.get("prepared", [])),
         *([answer["why"]] if answer.get("why") else []),
     )
     return "\n".join(parts)

@@ -37,11 +37,9 @@ class Report:
         daemon = self.daemon
         training, vitals, averager = daemon.training, daemon.vitals, daemon.averager
         state, reason = self.state()
-        traffic, messenger = daemon.swarm.traffic, daemon.swarm.messenger
-        counts = messenger.counts if messenger is not None else MessengerCounts()
-        roster = daemon.swarm.roster
-        links = daemon.links
-        mine = links.newest
+        sent, received = self._moved()
+        roster, larder = daemon.swarm.roster, daemon.larder
+        links, mine = daemon.links, daemon.links.newest
         return Status(
             run=run_text(daemon.run_id),
             name=daemon.manifest.name,
@@ -69,8 +67,8 @@ class Report:
             addresses=list(self._addresses(daemon.identity.peer)),
             link=self.link,
             residual_norm_share=vitals.residual_share(),
-            bytes_sent=traffic.sent + counts.sent_bytes,
-            bytes_received=traffic.received + counts.received_bytes,
+            bytes_sent=sent,
+            bytes_received=received,
             codec=mine.codec or daemon.manifest.exchange.hand_in_codec,
             codec_reason=mine.reason,
             bits_per_param=mine.bits,
@@ -90,6 +88,8 @@ class Report:
             reach=daemon.reachability.found.text,
             quota_used=daemon.steward.usage.within(QUOTA_DAYS, clock.wall_ms()),
             evaluated_tokens=daemon.evaluator.tokens,
+            prepared_tokens=daemon.preparer.tokens,
+            units_before_text=None if larder.whole.is_set() else larder.blocks,
             dashboard=daemon.page.address if daemon.page is not None else "",
         )
 
@@ -106,8 +106,16 @@ class Report:
             if daemon.training.ready is None:
                 return "measuring", "the learner is starting"
             if daemon.training.idle and not daemon.training.trainer.outstanding:
-                return "idle", "there is no open work"
+                waits = bool(daemon.training.waiting)
+                why = "the text of its work has not come yet" if waits else "there is no open work"
+                return "idle", why
         return daemon.state, daemon.reason
+
+    def _moved(self) -> tuple[int, int]:
+        """Bytes up and down, bulk and messages."""
+        traffic, messenger = self.daemon.swarm.traffic, self.daemon.swarm.messenger
+        counts = messenger.counts if messenger is not None else MessengerCounts()
+        return traffic.sent + counts.sent_bytes, traffic.received + counts.received_bytes
 
     def _advert(self, peer: PeerId) -> Advert | None:
         roster = self.daemon.swarm.roster
@@ -169,8 +177,8 @@ class Report:
         return units_view(self.daemon)
 
     def evaluation(self) -> Mapping[str, object]:
-        """The validation curve, and what evaluators earned."""
-        return self.daemon.evaluator.view()
+        """The validation curve, and what evaluators and preparers earned."""
+        return {**self.daemon.evaluator.view(), **self.daemon.preparer.view()}
 
     def events(self, since: int) -> list[EventRow]:
         """Events after number ``since``."""

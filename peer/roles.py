@@ -1,8 +1,8 @@
 """What a peer does for the run, and which peers share the training: pure rules.
 
 Its owner lists roles; what the machine cannot do is left out, and a machine that cannot train falls
-back to evaluating. The roles stand in the advert, and nobody whose advert lacks `train` is ever
-assigned a unit.
+back to evaluating, or to preparing units for others. The roles stand in the advert, and nobody
+whose advert lacks `train` is ever assigned a unit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +16,11 @@ from dugnad.peer.unitevents import Participants
 
 TRAIN: Final = "train"
 EVALUATE: Final = "evaluate"
+PREPARE: Final = "prepare"
 MERGE: Final = "merge"
 """Said by whoever can be reached, and set by nobody."""
+LESS: Final = {EVALUATE: "evaluates", PREPARE: "prepares units"}
+"""What a machine does that can do nothing of what its owner asked for; the first that it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ class Machine:
 def duties(
     wanted: Sequence[str], contracts: Mapping[str, Contract], machine: Capabilities
 ) -> Duties:
-    """Which of the `wanted` roles the machine can take; none of them: evaluating, if it can that.
+    """Which of the `wanted` roles the machine can take; none of them: evaluating, if it can that,
+    or preparing.
 
     No role at all comes back when it can do nothing for this run: `why` says what is missing.
     """
@@ -54,18 +58,23 @@ def duties(
             refusals[role] = why
     taken = tuple(role for role in ROLES if role in wanted and role not in refusals)
     lacking = "; ".join(f"it cannot {r}: {refusals[r]}" for r in wanted if r in refusals)
-    if taken or EVALUATE in wanted:
+    if taken:
         return Duties(taken, lacking)
-    if EVALUATE in refusals:
-        return Duties((), f"{lacking}; nor can it evaluate: {refusals[EVALUATE]}")
-    return Duties((EVALUATE,), f"{lacking}; it evaluates instead")
+    for role, does in LESS.items():
+        if role not in refusals:
+            return Duties((role,), f"{lacking}; it {does} instead")
+        if role not in wanted:
+            lacking += f"; nor can it {role}: {refusals[role]}"
+    return Duties((), lacking)
 
 
 def without_training(known: Duties, contracts: Mapping[str, Contract], why: str) -> Duties:
     """The duties of a machine whose learner showed that it cannot train; see `duties`."""
+    prepares = tuple(role for role in known.roles if role == PREPARE)
     if EVALUATE in known or contracts[EVALUATE].memory_bytes < contracts[TRAIN].memory_bytes:
-        return Duties((EVALUATE,), f"it cannot train: {why}; it evaluates instead")
-    return Duties((), f"it cannot train: {why}")
+        instead = f"it cannot train: {why}; it evaluates instead"
+        return Duties((EVALUATE, *prepares), instead)
+    return Duties((PREPARE,), f"it cannot train: {why}; it prepares units instead")
 
 
 def advertised(known: Duties, *, may_work: bool, can_home: bool) -> tuple[str, ...]:

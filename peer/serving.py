@@ -26,7 +26,8 @@ NEWS_S: Final = 1.0
 
 
 class Serving:
-    """The donor side of one daemon; ``shard`` and ``commits`` block and are called in threads."""
+    """The donor side of one daemon; ``shard``, ``block`` and ``commits`` block and are called in
+    threads."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
@@ -77,6 +78,11 @@ class Serving:
             return self.daemon.shards.get(number)
         except (CorpusError, OSError):
             return None
+
+    def block(self, name: bytes) -> bytes | None:
+        """The tokens of a prepared unit, made again from the text that is here: a block costs a few
+        reads, and nothing is held for it."""
+        return self.daemon.preparer.block(name)
 
     def commits(self, fragment: int, digest: bytes, count: int) -> tuple[fm.CommitRecord, ...]:
         """A commit and its ancestors, newest first."""

@@ -27,7 +27,7 @@ CODEC_NAMES: Final = (
     "topk-0.78",
 )
 """As `dugnad.averaging.codecs.CODECS` has them: numpy is not loaded to read settings."""
-ROLES: Final = ("train", "evaluate")
+ROLES: Final = ("train", "evaluate", "prepare")
 """What a peer may do for a run, in the order in which it is shown."""
 MBIT_MAX: Final = 100_000.0
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})

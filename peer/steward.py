@@ -88,7 +88,8 @@ class Steward:
                 if daemon.vitals.synced and not daemon.vitals.end.over():
                     daemon.training.enable()
             case Effect.REVIVE:
-                daemon.training.revive()
+                if daemon.duty.learns:
+                    daemon.training.revive()
             case Effect.DRAIN:
                 daemon.drain = True
             case Effect.HAND_IN:

@@ -28,6 +28,7 @@ from dugnad.peer.progress import ProgressLog, coalesced
 from dugnad.peer.revival import Again, GivenUp, Revival
 from dugnad.peer.store import StoreError
 from dugnad.peer.trainer import Continuation, LearnerPlan, Trainer
+from dugnad.peer.unitplan import Unit
 from dugnad.peer.units import (
     Abandoned,
     Claim,
@@ -35,12 +36,15 @@ from dugnad.peer.units import (
     TookOver,
     Trained,
     Units,
+    WorkItem,
 )
 
 AHEAD_STEPS: Final = 3
 """Steps of work that the learner has in hand: it never waits for us, and little is lost with it."""
 AHEAD_S: Final = 1.0
 """Or as many as take this long: tiny models do hundreds of steps a second."""
+WAITING_TIMES: Final = 4
+"""So many times of that may wait for its text: what nobody can give does not stop what comes."""
 LOSS_SHARE: Final = 0.05
 """Weight of the newest step in the shown training loss."""
 IDLE_RETRY_S: Final = 1.0
@@ -61,6 +65,8 @@ class TrainingHooks:
     """While inside, no fragment moves progress."""
     find: Callable[[], Awaitable[Found]]
     """While nothing moves: what a new learner begins with."""
+    has: Callable[[Unit], bool] = lambda unit: True
+    """Whether the text of a unit is here; one that is not is then fetched, and `arrived` said."""
 
 
 class Training:
@@ -97,6 +103,8 @@ class Training:
         self.own_class: int | None = None
         self._pace = Pace(clock())
         self._pending: dict[int, Vector] = {}
+        self.waiting: list[WorkItem] = []
+        """Work for the learner whose text is not here yet."""
         self._starting = False
         self._begun = False
         self._before: Sequence[UnitPiece] = ()
@@ -203,6 +211,7 @@ class Training:
         async with self.hooks.still():
             self._starting = True
             self._pending.clear()
+            self.waiting.clear()
             found = await self.hooks.find()
             if not self.trains:
                 return flat(list(found.refs)), None
@@ -415,23 +424,42 @@ class Training:
         """See to it that the learner has a few steps of work in hand."""
         if not (self.enabled and self.trains) or self.held or self.ready is None or self._starting:
             return
-        wanted = self._ahead() - self.trainer.outstanding
-        if wanted <= 0:
+        self._give_waiting()
+        ahead = self._ahead()
+        wanted = ahead - self.trainer.outstanding
+        waiting = sum(item.stop - item.start for item in self.waiting)
+        if wanted <= 0 or waiting >= WAITING_TIMES * ahead:
             return
         items, actions = self.units.next_work(wanted, self.clock())
         for action in actions:
             if isinstance(action, Claim):
                 self.hooks.on_claim(action)
-        tokens = self.hooks.swarm_tokens()
         for item in items:
-            work = Work(item.epoch, item.index, item.start, list(item.sequences), tokens)
-            try:
-                self.trainer.give(work)
-            except LearnerGone:
-                self.units.handle(Abandoned((item.piece,)), self.clock())
+            self._give(item)
         if not items and not self.trainer.outstanding and self._retry is None:
             loop = asyncio.get_running_loop()
             self._retry = loop.call_later(IDLE_RETRY_S, self._try_again)
+
+    def _give(self, item: WorkItem) -> None:
+        """To the learner, once its text is here."""
+        if not self.hooks.has((item.epoch, item.index)):
+            self.waiting.append(item)
+            return
+        tokens = self.hooks.swarm_tokens()
+        work = Work(item.epoch, item.index, item.start, list(item.sequences), tokens)
+        try:
+            self.trainer.give(work)
+        except LearnerGone:
+            self.units.handle(Abandoned((item.piece,)), self.clock())
+
+    def _give_waiting(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for item in waiting:
+            self._give(item)
+
+    def arrived(self) -> None:
+        """Text that was wanted is here."""
+        self._top_up()
 
     def _try_again(self) -> None:
         self._retry = None

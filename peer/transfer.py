@@ -50,6 +50,7 @@ from dugnad.peer.transferwire import (
     SENDING_BYTES_MAX,
     SENDING_PER_PEER_BYTES_MAX,
     Gate,
+    GetBlock,
     GetCommits,
     GetHeads,
     GetLeaves,
@@ -209,6 +210,10 @@ class Donor(Protocol):
         """A whole, verified shard of the text."""
         ...
 
+    def block(self, name: bytes) -> bytes | None:
+        """The tokens of a prepared unit, with that SHA-256."""
+        ...
+
     def commits(self, fragment: int, digest: bytes, count: int) -> tuple[CommitRecord, ...]:
         """A commit and its ancestors, newest first, at most `count`; nothing if it is unknown."""
         ...
@@ -294,6 +299,9 @@ class PullServer:
             case GetShard(number):
                 async with self._reads:
                     found = await asyncio.to_thread(self._donor.shard, number)
+            case GetBlock(name):
+                async with self._reads:
+                    found = await asyncio.to_thread(self._donor.block, name)
             case GetCommits():
                 async with self._reads:
                     found = await asyncio.to_thread(self._commits, request)

@@ -184,6 +184,12 @@ class GetStatements(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     names: Annotated[tuple[_Digest, ...], msgspec.Meta(min_length=1, max_length=STATEMENTS_MAX)]
 
 
+class GetBlock(msgspec.Struct, frozen=True, array_like=True, tag="b"):
+    """Ask for the tokens of a prepared unit by the block's SHA-256 (`preparedunits`)."""
+
+    name: _Digest
+
+
 class GetNews(msgspec.Struct, frozen=True, array_like=True, tag="n"):
     """Ask who is here and how the run stands, as `dugnad.peer.newswire.News`: for observers."""
 
@@ -199,6 +205,7 @@ Request = (
     | GetStatementSummaries
     | GetStatements
     | GetNews
+    | GetBlock
 )
 
 

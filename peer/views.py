@@ -72,6 +72,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """How others reach this peer: direct, relayed, outbound, or unknown."""
     evaluated_tokens: int = 0
     """Held-out tokens that this daemon scored since it started."""
+    prepared_tokens: int = 0
+    """Tokens that it prepared for others."""
+    units_before_text: int | None = None
+    """Units that it fetched by their hash while it has not the whole text; None once it has."""
     reach: str = ""
     """What the peers that tried found, in a line."""
     quota_used: int = 0
@@ -159,7 +163,8 @@ class DaemonView(Protocol):
         ...
 
     def evaluation(self) -> Mapping[str, object]:
-        """The validation `curve`, and what evaluators `earned`; everything can be JSON."""
+        """The validation `curve`, what evaluators `earned`, and what preparers `prepared`;
+        everything can be JSON."""
         ...
 
     def events(self, since: int) -> list[EventRow]:

@@ -147,6 +147,7 @@ class Vitals:
         if (
             self.synced
             and fresh
+            and daemon.larder.whole.is_set()
             and self._due("evaluate", EVALUATE_S, now)
             and not self._evaluating
         ):
@@ -279,6 +280,7 @@ class Vitals:
         self._roster_changed = True
         self._participants(clock.now())
         self.daemon.evaluator.peers_changed()
+        self.daemon.preparer.peers_changed()
 
     def _participants(self, now: float) -> None:
         daemon = self.daemon
@@ -314,6 +316,7 @@ class Vitals:
             roles=roles,
         )
         daemon.evaluator.peers_changed()
+        daemon.preparer.peers_changed()
         self._roster_changed = True
 
     # -- getting level with the swarm ----------------------------------------------------------
@@ -328,7 +331,8 @@ class Vitals:
     def _check_synced(self, now: float) -> None:
         """Train once the anchors are the swarm's (or there is nobody to take them from)."""
         daemon = self.daemon
-        if daemon.training.ready is None:
+        waits = daemon.duty.learns or not daemon.larder.whole.is_set()
+        if daemon.training.ready is None and waits:
             return
         live = daemon.averager.live()
         waited = now - daemon.started_at

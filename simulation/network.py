@@ -98,8 +98,10 @@ def message_events(sender: PeerId, message: fm.Message) -> list[ev.Event]:
             return [ev.CommitsWanted(sender, digest, known)]
         case fm.Commits(_, commits, checkpoint):
             return [ev.CommitsIn(sender, commits, checkpoint)]
-        case fm.Claims() | fm.Word() | fm.Challenge() | fm.Answer() | fm.Told() | fm.Scores():
-            return []  # claims concern the units core; there is no organiser, trial or evaluator
+        case fm.Claims() | fm.Word() | fm.Challenge() | fm.Answer() | fm.Told():
+            return []  # claims concern the units core; there is no organiser or trial
+        case fm.Scores() | fm.Prepares():
+            return []  # nobody evaluates or prepares
 
 
 def fetch(action: ev.Obtain, there: FragmentWorker, here: FragmentWorker) -> None:

@@ -127,7 +127,8 @@ class MemoryView:
     def evaluation(self) -> Mapping[str, object]:
         point = {"version": 8, "tokens": 9, "loss": 2.5, "units": 3, "of": 4, "evaluators": 1}
         earned = {"name": "one", "peer": "12D3", "evaluated_tokens": 512, "pending": 7}
-        return {"curve": [point], "earned": [earned]}
+        made = {"name": "two", "peer": "12D4", "prepared_tokens": 2048, "pending": 7}
+        return {"curve": [point], "earned": [earned], "prepared": [made]}
 
     def events(self, since: int) -> list[EventRow]:
         row = EventRow(n=7, at_ms=1, kind="joined", text="one joined", data={"peer": "one"})

@@ -33,6 +33,7 @@ from dugnad.peer.journal import Journal
 from dugnad.peer.links import Carried
 from dugnad.peer.manifest import Manifest, build_manifest, run_id
 from dugnad.peer.pageviews import Moment
+from dugnad.peer.preparation import Preparation
 from dugnad.peer.publicpage import (
     PublicPage,
     moment,
@@ -42,6 +43,7 @@ from dugnad.peer.scores import HeldOut
 from dugnad.peer.store import Receipt as StoredReceipt
 from dugnad.peer.store import Store
 from dugnad.peer.unitevents import UnitsStatus
+from dugnad.peer.unitplan import UnitPlan
 
 ME, A, B = (Identity.ephemeral(bytes([n]) * 32).peer for n in (1, 2, 3))
 HOSTILE = '<script>alert(1)</script>\u202e\x1b[2J"'
@@ -187,7 +189,9 @@ class Peer:
             synced=False,
             swarm_tokens_per_s=lambda: self.speed,
         )
+        self.averager = self._averager()
         held = HeldOut(manifest.data.held_out_start, 64, manifest.data.context)
+        self.preparation = Preparation(ME, self.run, UnitPlan(self.run, 400, 4), 100)
         self.evaluation = Evaluation(ME, self.run, 2, held)
         self.daemon = SimpleNamespace(
             identity=SimpleNamespace(peer=ME),
@@ -197,9 +201,7 @@ class Peer:
             run_id=self.run,
             journal=self.journal,
             store=self.store,
-            averager=SimpleNamespace(
-                fragments=self.shells, live=lambda: tuple(self.live), anchors=list
-            ),
+            averager=self.averager,
             swarm=SimpleNamespace(roster=self.roster),
             links=SimpleNamespace(carried_to=self.carried.__getitem__, rate=lambda peer: 250_000.0),
             training=self.training,
@@ -207,11 +209,16 @@ class Peer:
             ledger=SimpleNamespace(fold=self.fold, board=self.fold.board, flush=nothing_waits),
             units=SimpleNamespace(status=lambda now: STATUS),
             evaluator=SimpleNamespace(core=self.evaluation),
+            preparer=SimpleNamespace(core=self.preparation),
             report=SimpleNamespace(state=lambda: self.state),
             happenings=SimpleNamespace(label=lambda peer: f"{name_of(peer)} ({short(peer)})"),
             leaving=asyncio.Event(),
             note=lambda kind, text: self.notes.append(f"{kind}: {text}"),
         )
+
+    def _averager(self) -> SimpleNamespace:
+        live = lambda: tuple(self.live)  # noqa: E731  an attribute of a stand-in
+        return SimpleNamespace(fragments=self.shells, live=live, anchors=list)
 
     async def sample(self, anchors: Any, prompt: bytes, length: int, seed: int) -> bytes:
         """Any: the anchors are of no interest here."""

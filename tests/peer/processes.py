@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
+
+from dugnad.peer.client import Client
+from dugnad.peer.errors import UserError
+from dugnad.peer.paths import Home
 
 pytestmark = pytest.mark.slow
 
@@ -59,3 +65,43 @@ def wait_for(what: Callable[[], Any], timeout_s: float, name: str) -> Any:  # An
             return found
         time.sleep(0.2)
     raise AssertionError(f"{name} did not come within {timeout_s} s")
+
+
+class Daemons:
+    """Daemons of one test, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def launch(self, *arguments: str) -> int:
+        number = len(self.processes)
+        options = ["--yes", "--listen", "127.0.0.1:0", "--threads", "1", "--cpu-share", "0.2"]
+        with (self.folder / f"log{number}").open("wb") as out:
+            command = [sys.executable, "-m", "dugnad.peer.cli", *arguments, *options]
+            home = ["--home", str(self.folder / f"home{number}")]
+            self.processes.append(subprocess.Popen([*command, *home], stdout=out, stderr=out))
+        return number
+
+    def log(self, number: int) -> str:
+        return (self.folder / f"log{number}").read_text(errors="replace")
+
+    def link(self, number: int) -> str:
+        lines = self.log(number).splitlines()
+        return next((line for line in lines if line.startswith("dugnad:")), "")
+
+    def ask(self, number: int, what: str) -> Any:  # Any: JSON
+        try:
+            return Client(Home(self.folder / f"home{number}")).get(f"/v1/{what}")
+        except UserError:
+            return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill them, whatever happened."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from types import SimpleNamespace
 from typing import Any, cast
@@ -35,6 +36,8 @@ class World:
         self.asked: list[tuple[list[float], list[int]]] = []
         self.kept: dict[str, bytes] = {}
         self.loss: float | None = 2.0
+        self.whole = asyncio.Event()
+        self.whole.set()
         states = [{DIGESTS[p]: SimpleNamespace(theta=np.full(3, p, np.float32))} for p in range(2)]
         shells = [SimpleNamespace(worker=SimpleNamespace(states=one)) for one in states]
         self.daemon = SimpleNamespace(
@@ -52,6 +55,7 @@ class World:
             training=SimpleNamespace(
                 ready=object(), trains=trains, trainer=SimpleNamespace(evaluate=self.evaluate)
             ),
+            larder=SimpleNamespace(whole=self.whole),
             happenings=SimpleNamespace(refused=lambda p, why: self.refused.append(why)),
             store=SimpleNamespace(call=self.call),
             note=lambda kind, text: self.refused.append(text),
@@ -97,6 +101,14 @@ async def test_a_learner_that_dies_scores_nothing_and_the_round_goes_on_without_
     world.loss = None
     assert await world.evaluator._score_one() == 0.0
     assert (world.sent, world.evaluator.core.curve()) == ([], ())
+
+
+async def test_who_has_not_the_whole_text_scores_nothing() -> None:
+    world = World()
+    world.reach(8)
+    world.whole.clear()
+    assert await world.evaluator._score_one() == 0.0
+    assert world.asked == []
 
 
 async def test_rounds_that_never_come_together_do_not_pile_up() -> None:

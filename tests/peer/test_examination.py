@@ -68,6 +68,7 @@ class Net:
             manifest=SimpleNamespace(
                 batch_sequences=8, data=SimpleNamespace(context=128, held_out_start=1000)
             ),
+            larder=SimpleNamespace(whole=SimpleNamespace(is_set=lambda: True)),
             training=SimpleNamespace(
                 ready=True,
                 held=False,

@@ -29,6 +29,7 @@ from dugnad.peer.learner.process import LearnerGone
 from dugnad.peer.manifest import Manifest
 from dugnad.peer.pagehistory import OLD_KEY
 from dugnad.peer.pageviews import why_gone, without_addresses
+from dugnad.peer.preparedunits import BATCH_UNITS, Prepared
 from dugnad.peer.publicpage import (
     NUMBERS_S,
     PEERS_S,
@@ -190,6 +191,14 @@ async def test_rounds_of_evaluators_are_the_curve_once_there_are_any(peer: Peer)
     assert points == [(4000, 2.0)], "the newest round is still being scored"
     assert {row.confirmed for row in state.evaluated} == {2 * tokens}
     assert state.board is None or not state.board.rows
+
+
+async def test_what_preparers_earn_is_shown(peer: Peer) -> None:
+    page = await opened(peer)
+    for who in (A, B):
+        assert peer.preparation.hear(Prepared(who, 0, (bytes(32),) * BATCH_UNITS)) == ""
+    page.tick(later(NUMBERS_S + 0.1))
+    assert {row.confirmed for row in page.feed.state().prepared} == {BATCH_UNITS * 4 * 100}
 
 
 async def test_a_speed_that_nobody_measured_is_not_told_as_zero(peer: Peer) -> None:

@@ -247,6 +247,20 @@ async def test_the_manifest_is_the_one_of_the_run() -> None:
     assert network.connected(ME.peer, peers[0])
 
 
+async def test_a_prepared_unit_comes_by_its_hash_and_a_wrong_one_names_its_donor() -> None:
+    block = b"tokens of a unit"
+    name = hashlib.sha256(block).digest()
+    shelves = [Shelf(), Shelf()]
+    shelves[0].blocks[name] = b"another of 16 by"
+    shelves[1].blocks[name] = block
+    meet = await swarm(*shelves)
+    assert await meet.puller().block(meet.peers, name, len(block)) == block
+    assert [(one.peer, one.lied) for one in meet.blame] == [(meet.peers[0], True)]
+    shelves[1].blocks[name] = block + b" and more"
+    with pytest.raises(PullError, match="where at most 16 can be due"):
+        await meet.puller().block(meet.peers[1:], name, len(block))
+
+
 async def test_shards_come_by_hash_from_the_first_peer_that_has_them() -> None:
     shards = {number: bytes([number]) * 50_000 for number in range(4)}
     hashes = {number: hashlib.sha256(data).digest() for number, data in shards.items()}

@@ -8,7 +8,8 @@ from dugnad.peer.units import Interval, Units
 
 TRAIN = Contract(800_000_000, ("float32",), 1e12, splittable=True, attempts=3)
 EVALUATE = Contract(400_000_000, ("float32",), 3e11, splittable=True, attempts=3)
-CONTRACTS = {"train": TRAIN, "evaluate": EVALUATE}
+PREPARE = Contract(200_000_000, (), 0.0, splittable=True, attempts=3)
+CONTRACTS = {"train": TRAIN, "evaluate": EVALUATE, "prepare": PREPARE}
 FAST = {"float32": 1e11}
 A, B, C = (PeerId(bytes([n]) * 32) for n in (1, 2, 3))
 
@@ -33,11 +34,25 @@ def test_a_machine_that_cannot_train_evaluates_and_says_why() -> None:
     assert duties(("train", "evaluate"), CONTRACTS, machine(500)).roles == ("evaluate",)
 
 
+def test_a_machine_that_can_compute_nothing_prepares_units_and_says_why() -> None:
+    found = duties(("train",), CONTRACTS, machine(300))
+    assert found.roles == ("prepare",)
+    assert found.why == (
+        "it cannot train: needs 800 MB of memory, has 300 MB; "
+        "nor can it evaluate: needs 400 MB of memory, has 300 MB; it prepares units instead"
+    )
+    assert duties(("evaluate",), CONTRACTS, machine(300)).roles == ("prepare",)
+    assert duties(("prepare",), CONTRACTS, machine(300, {"bfloat16": 1.0})) == Duties(("prepare",))
+    both = duties(("prepare", "train"), CONTRACTS, machine(2000))
+    assert without_training(both, CONTRACTS, "it died").roles == ("evaluate", "prepare")
+
+
 def test_a_machine_that_can_do_nothing_for_the_run_has_no_role_and_both_reasons() -> None:
     found = duties(("train",), CONTRACTS, machine(100))
     assert found.roles == ()
     assert "cannot train: needs 800 MB" in found.why
     assert "nor can it evaluate: needs 400 MB" in found.why
+    assert "nor can it prepare: needs 200 MB" in found.why
     assert duties(("evaluate",), CONTRACTS, machine(100)).roles == ()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,70 +9,34 @@ from typing import Any
 
 import pytest
 
-from dugnad.peer.client import Client
-from dugnad.peer.errors import UserError
-from dugnad.peer.paths import Home
-
-from .processes import run_file, wait_for  # noqa: TID252  the tests are no installed package
+from .processes import Daemons, run_file, wait_for  # noqa: TID252  the tests are no installed package
 
 pytestmark = pytest.mark.slow
 
 
-class Peers:
-    """Daemons of one test, in one folder."""
+def confirmed(peers: Daemons, number: int) -> Any:  # Any: JSON
+    found = peers.ask(number, "evaluation")
+    if not found or len(found["earned"]) < 2:
+        return None
+    return found if all(row["evaluated_tokens"] for row in found["earned"]) else None
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: list[subprocess.Popen[bytes]] = []
 
-    def launch(self, *arguments: str) -> int:
-        number = len(self.processes)
-        options = ["--yes", "--listen", "127.0.0.1:0", "--threads", "1", "--cpu-share", "0.2"]
-        with (self.folder / f"log{number}").open("wb") as out:
-            command = [sys.executable, "-m", "dugnad.peer.cli", *arguments, *options]
-            home = ["--home", str(self.folder / f"home{number}")]
-            self.processes.append(subprocess.Popen([*command, *home], stdout=out, stderr=out))
-        return number
-
-    def log(self, number: int) -> str:
-        return (self.folder / f"log{number}").read_text(errors="replace")
-
-    def link(self, number: int) -> str:
-        lines = self.log(number).splitlines()
-        return next((line for line in lines if line.startswith("dugnad:")), "")
-
-    def ask(self, number: int, what: str) -> Any:  # Any: JSON
-        try:
-            return Client(Home(self.folder / f"home{number}")).get(f"/v1/{what}")
-        except UserError:
-            return None
-
-    def confirmed(self, number: int) -> Any:  # Any: JSON
-        found = self.ask(number, "evaluation")
-        if not found or len(found["earned"]) < 2:
-            return None
-        return found if all(row["evaluated_tokens"] for row in found["earned"]) else None
-
-    def alike(self, number: int) -> bool:
-        """Whether its own estimate of the held-out loss is like the newest round's: both are of
-        some version, and the loss falls fast in the beginning."""
-        mine, curve = self.ask(number, "status")["anchor_loss"], self.ask(number, "evaluation")
-        return bool(curve["curve"][-1]["loss"] == pytest.approx(mine, rel=0.5))
+def alike(peers: Daemons, number: int) -> bool:
+    """Whether its own estimate of the held-out loss is like the newest round's: both are of some
+    version, and the loss falls fast in the beginning."""
+    mine, curve = peers.ask(number, "status")["anchor_loss"], peers.ask(number, "evaluation")
+    return bool(curve["curve"][-1]["loss"] == pytest.approx(mine, rel=0.5))
 
 
 @pytest.fixture
-def peers(tmp_path: Path) -> Iterator[Peers]:
+def peers(tmp_path: Path) -> Iterator[Daemons]:
     """Daemons that are killed at the end, whatever happened."""
-    found = Peers(tmp_path)
-    yield found
-    for process in found.processes:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    with Daemons(tmp_path) as found:
+        yield found
 
 
 def test_evaluators_score_confirm_each_other_and_are_assigned_no_work(
-    peers: Peers, tmp_path: Path
+    peers: Daemons, tmp_path: Path
 ) -> None:
     first = peers.launch("start", str(run_file(tmp_path)))
     link = wait_for(partial(peers.link, first), 40.0, "the link")
@@ -83,7 +45,7 @@ def test_evaluators_score_confirm_each_other_and_are_assigned_no_work(
         # too little memory to train in: what its owner asked for cannot be done
         peers.launch("join", link, "--set", "roles=evaluate,train", "--set", "memory_mb=503.8"),
     ]
-    found = wait_for(partial(peers.confirmed, first), 90.0, "the confirmed scores")
+    found = wait_for(partial(confirmed, peers, first), 90.0, "the confirmed scores")
     trainer = peers.ask(first, "status")
     for number in boards:
         status = peers.ask(number, "status")
@@ -94,7 +56,7 @@ def test_evaluators_score_confirm_each_other_and_are_assigned_no_work(
     evaluators = {peers.ask(number, "status")["peer"] for number in boards}
     assert {row["peer"] for row in found["earned"]} == evaluators
     assert {row["disputed"] for row in found["earned"]} == {0}
-    wait_for(partial(peers.alike, first), 40.0, "one loss by trainer and evaluators")
+    wait_for(partial(alike, peers, first), 40.0, "one loss by trainer and evaluators")
     holders = {row["peer"] for row in peers.ask(first, "units")["rows"]}
     assert holders == {trainer["peer"]}, "who cannot take a unit is assigned none"
     listed = {row["peer"] for row in peers.ask(first, "leaderboard")["rows"]}

@@ -173,6 +173,7 @@ class Shelf:
         self.text: bytes | None = None
         self.told: bytes | None = None
         self.shards: dict[int, bytes] = {}
+        self.blocks: dict[bytes, bytes] = {}
         self.chain: tuple[CommitRecord, ...] = ()
         self.said = StatementSet(RUN, lambda peer: True)
         self.asked = 0
@@ -202,6 +203,10 @@ class Shelf:
     def shard(self, number: int) -> bytes | None:
         self.asked += 1
         return self.shards.get(number)
+
+    def block(self, name: bytes) -> bytes | None:
+        self.asked += 1
+        return self.blocks.get(name)
 
     def digests(self, fragment: int, since_ms: int) -> list[bytes]:
         headers = [record.header for record in self.chain]
