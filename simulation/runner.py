@@ -8,6 +8,7 @@ the same digest anywhere.
 from __future__ import annotations
 
 import itertools
+import math
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -135,7 +136,14 @@ def _perform(act: Play, result: Result, tick: Callable[[float], None]) -> None:
     tick(1.0)
     hold = scenario.hold
     if stage.work is not None and hold.covered:
-        faults = stage.work.faults(_listed(stage), open_then, scenario.seconds, stage.claims)
+        faults = stage.work.faults(
+            _listed(stage),
+            open_then,
+            scenario.seconds,
+            stage.claims,
+            hold.covered_intervals,
+            hold.listed_intervals or math.inf,
+        )
         result.violations += [Broken(what, _story(stage)) for what in faults]
     for p in fragments:
         if len(stage.merged_at[p]) < merges[p] + hold.merges_min:

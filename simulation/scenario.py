@@ -180,7 +180,13 @@ class Hold(_Table, frozen=True, kw_only=True):
     """So many peers served whole anchors."""
     covered: bool = True
     """At the end the units that were open at the healing are listed, and so is what live learners
-    did more than five merge intervals ago."""
+    did some time ago, as the two that follow say."""
+    covered_intervals: float = 24.0
+    """Merge intervals after the healing from which on that is asked of open units, where the calm
+    lasts so long: own work of the window first (6), a rest of what changed hands (4), overdue (4),
+    listing (5), and claims that lapse."""
+    listed_intervals: float = 5.0
+    """Merge intervals within which a live learner's work is listed; 0: not asked."""
     doubles_told_within_s: float = 0.0
     """A second machine with somebody's key is told so within this; the first one is not."""
     merges_min: int = 3

@@ -216,15 +216,18 @@ class Workplace:
         open_then: list[tuple[int, int]],
         since: float,
         liars: Collection[PeerId] = (),
+        covered_intervals: float = 0.0,
+        listed_intervals: float = LISTED_INTERVALS,
     ) -> list[str]:
         """What is wrong long after all healed (``since``), when the heads list ``listed``: units
-        that were open then and still are, and work of live learners that no head lists (of
-        ``liars``, whose pieces nobody credits, none is asked)."""
-        stage = self.stage
-        found = [
-            f"unit {unit} is open since the healing" for unit in self._still(open_then, listed)
-        ]
-        until = stage.now - LISTED_INTERVALS * stage.settings.interval_s
+        that were open then and still are ``covered_intervals`` later, and work that live learners
+        did more than ``listed_intervals`` ago and no head lists (of ``liars``, whose pieces nobody
+        credits, none is asked)."""
+        stage, interval_s = self.stage, self.stage.settings.interval_s
+        late = stage.now - since >= covered_intervals * interval_s
+        still = self._still(open_then, listed) if late else []
+        found = [f"unit {unit} is open since the healing" for unit in still]
+        until = stage.now - listed_intervals * interval_s
         lost: Counter[int] = Counter()
         for at, peer, born, key in self.done:
             sim = stage.peers[peer]
