@@ -231,7 +231,7 @@ def test_peers_units_and_the_leaderboard_are_tables_or_json(run: Run, daemon: Da
     assert json.loads(run("units", "--json")[1])["open"] == 3
     assert "evaluated tokens" in run("evaluation")[1]
     assert "prepared tokens" in run("evaluation")[1]
-    assert "2.05 k" in run("evaluation")[1]
+    assert "2,048" in run("evaluation")[1]
     assert json.loads(run("evaluation", "--json")[1])["curve"][0]["loss"] == 2.5
 
 

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from dugnad.peer.client import Client
+from dugnad.peer.demoswarm import living
 from dugnad.peer.errors import UserError
 from dugnad.peer.paths import Home
 
@@ -164,5 +165,5 @@ def test_a_daemon_serves_the_page_and_leaves_nothing_behind(
         again.process.send_signal(signal.SIGTERM)
         assert again.process.wait(30) == 0, again.log.read_text(errors="replace")
         assert time.monotonic() - began < 8.0
-    assert not [one for one in family if one.is_running()]
+    assert not living(family)
     assert "Traceback" not in again.log.read_text(errors="replace")

@@ -19,8 +19,8 @@ from .processes import run_file, wait_for  # noqa: TID252  the tests are no inst
 
 pytestmark = pytest.mark.slow
 
-BUDGET = 60_000
-"""About five seconds of two capped learners."""
+BUDGET = 150_000
+"""Some twelve seconds of two capped learners: a newcomer leaves open work alone for a while."""
 
 
 class Peers:
