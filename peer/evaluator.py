@@ -14,7 +14,7 @@ from dugnad.averaging import events as ev
 from dugnad.averaging.formats import SCORES_MAX, Scores
 from dugnad.averaging.tree import Vector
 from dugnad.dht.ids import PeerId, name_of, peer_text
-from dugnad.dht.records import RecordError, decode, encode, verify_ed25519
+from dugnad.dht.records import RecordError, verify_ed25519
 from dugnad.peer import clock
 from dugnad.peer.evaluation import (
     Action,
@@ -28,10 +28,10 @@ from dugnad.peer.evaluation import (
     Scored,
 )
 from dugnad.peer.exchangeports import LearnerAway
+from dugnad.peer.keeping import keep, recall
 from dugnad.peer.learner.process import LearnerGone
 from dugnad.peer.roles import EVALUATE
 from dugnad.peer.scores import HeldOut, Score, read_score, signed
-from dugnad.peer.store import StoreError
 
 if TYPE_CHECKING:
     from dugnad.peer.daemon import Daemon
@@ -165,21 +165,13 @@ class Evaluator:
     # -- disk ----------------------------------------------------------------------------------
 
     async def _restore(self) -> None:
-        data = await self.daemon.store.call(lambda store: store.kept(KEY))
-        if data is None:
-            return
-        try:
-            self.core.restore(decode(data, Memory, MEMORY_BYTES_MAX))
-        except RecordError as error:
-            self.daemon.note("disk", f"what others scored is forgotten: {error.reason}")
+        memory = await recall(self.daemon, KEY, Memory, MEMORY_BYTES_MAX, "what others scored")
+        if memory is not None:
+            self.core.restore(memory)
 
     async def save(self) -> None:
         """Write down the curve and what was earned."""
-        data = encode(self.core.memory())
-        try:
-            await self.daemon.store.call(lambda store: store.keep(KEY, data))
-        except StoreError as error:
-            self.daemon.note("disk", f"{error.reason}; {error.fix}")
+        await keep(self.daemon, KEY, self.core.memory())
 
     # -- what people see -----------------------------------------------------------------------
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from dugnad.averaging.formats import PREPARED_MAX, Prepares
 from dugnad.dht.ids import PeerId, name_of, peer_text
-from dugnad.dht.records import RecordError, decode, encode, verify_ed25519
+from dugnad.dht.records import RecordError, verify_ed25519
 from dugnad.peer import clock
+from dugnad.peer.keeping import keep, recall
 from dugnad.peer.preparation import BATCHES_MAX, Begun, Denied, Made, Memory, Preparation, Preparers
 from dugnad.peer.preparedunits import (
     BATCH_UNITS,
@@ -29,7 +30,6 @@ from dugnad.peer.preparedunits import (
     units_of,
 )
 from dugnad.peer.roles import PREPARE
-from dugnad.peer.store import StoreError
 
 if TYPE_CHECKING:
     from dugnad.peer.daemon import Daemon
@@ -194,21 +194,13 @@ class Preparer:
     # -- disk ----------------------------------------------------------------------------------
 
     async def _restore(self) -> None:
-        data = await self.daemon.store.call(lambda store: store.kept(KEY))
-        if data is None:
-            return
-        try:
-            self.core.restore(decode(data, Memory, MEMORY_BYTES_MAX))
-        except RecordError as error:
-            self.daemon.note("disk", f"what others prepared is forgotten: {error.reason}")
+        memory = await recall(self.daemon, KEY, Memory, MEMORY_BYTES_MAX, "what others prepared")
+        if memory is not None:
+            self.core.restore(memory)
 
     async def save(self) -> None:
         """Write down what was earned."""
-        data = encode(self.core.memory())
-        try:
-            await self.daemon.store.call(lambda store: store.keep(KEY, data))
-        except StoreError as error:
-            self.daemon.note("disk", f"{error.reason}; {error.fix}")
+        await keep(self.daemon, KEY, self.core.memory())
 
     # -- what people see -----------------------------------------------------------------------
 
