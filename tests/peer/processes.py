@@ -70,13 +70,16 @@ def wait_for(what: Callable[[], Any], timeout_s: float, name: str) -> Any:  # An
 class Daemons:
     """Daemons of one test, in one folder."""
 
+    cpu_share = "0.2"
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def launch(self, *arguments: str) -> int:
         number = len(self.processes)
-        options = ["--yes", "--listen", "127.0.0.1:0", "--threads", "1", "--cpu-share", "0.2"]
+        options = ["--yes", "--listen", "127.0.0.1:0", "--threads", "1"]
+        options += ["--cpu-share", self.cpu_share]
         with (self.folder / f"log{number}").open("wb") as out:
             command = [sys.executable, "-m", "dugnad.peer.cli", *arguments, *options]
             home = ["--home", str(self.folder / f"home{number}")]

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from dugnad.peer.client import Client
-from dugnad.peer.errors import UserError
 from dugnad.peer.paths import Home
 
-from .processes import run_file, wait_for  # noqa: TID252  the tests are no installed package
+from .processes import Daemons, run_file, wait_for  # noqa: TID252  the tests are no installed package
 
 pytestmark = pytest.mark.slow
 
@@ -23,34 +22,13 @@ BUDGET = 150_000
 """Some twelve seconds of two capped learners: a newcomer leaves open work alone for a while."""
 
 
-class Peers:
-    """Daemons of one test, in one folder."""
+class Peers(Daemons):
+    """Daemons that are asked whether their run has ended."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def launch(self, *arguments: str) -> int:
-        number = len(self.processes)
-        options = ["--yes", "--listen", "127.0.0.1:0", "--threads", "1", "--cpu-share", "0.3"]
-        with (self.folder / f"log{number}").open("wb") as out:
-            command = [sys.executable, "-m", "dugnad.peer.cli", *arguments, *options]
-            home = ["--home", str(self.folder / f"home{number}")]
-            self.processes.append(subprocess.Popen([*command, *home], stdout=out, stderr=out))
-        return number
-
-    def log(self, number: int) -> str:
-        return (self.folder / f"log{number}").read_text(errors="replace")
-
-    def link(self, number: int) -> str:
-        lines = self.log(number).splitlines()
-        return next((line for line in lines if line.startswith("dugnad:")), "")
+    cpu_share = "0.3"
 
     def status(self, number: int) -> Any:  # Any: JSON
-        try:
-            return Client(Home(self.folder / f"home{number}")).get("/v1/status")
-        except UserError:
-            return None
+        return self.ask(number, "status")
 
     def finished(self, number: int) -> Any:  # Any: JSON
         status = self.status(number)
@@ -60,12 +38,8 @@ class Peers:
 @pytest.fixture
 def peers(tmp_path: Path) -> Iterator[Peers]:
     """Daemons that are killed at the end, whatever happened."""
-    found = Peers(tmp_path)
-    yield found
-    for process in found.processes:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    with Peers(tmp_path) as found:
+        yield found
 
 
 def dugnad(*arguments: str) -> subprocess.CompletedProcess[str]:
