@@ -82,6 +82,8 @@ class Happenings:
                 self.daemon.units.handle(WasAway(), clock.now())
             case ro.Note(kind, text):
                 self.daemon.journal.add(kind, text)
+                if kind == "refused":
+                    self.daemon.orders.shut_out(clock.now())
 
     def peer_up(self, peer: PeerId, advert: Advert) -> None:
         self.daemon.note("peer", f"{self.label(peer)} is here", peer=short(peer))

@@ -259,6 +259,11 @@ class Messenger:
             return
         self.counts.dropped += link.outbox.put(data, light=isinstance(message, Heads | Witness))
 
+    def waiting(self, peer: PeerId) -> bool:
+        """Whether a message to a live peer is not yet written to its stream."""
+        link = self._links.get(peer)
+        return link is not None and (link.unsent is not None or len(link.outbox) > 0)
+
     def _encode(self, message: Message) -> bytes:
         """The message's bytes; one that is flooded to many peers is encoded once."""
         if self._encoded is None or self._encoded[0] is not message:

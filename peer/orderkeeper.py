@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 TOLD_S: Final = 1.0
 """A banned peer is told so long before its streams are closed: it says to its owner why."""
+TOLD_TRIES: Final = 10
+"""While the word to it still waits to be sent, the streams stay open that many times as long."""
+LOOK_S: Final = 10.0
+"""Between two looks into the address book by a peer that others refuse."""
 COPIES: Final = 3
 """Entries of the newest orders in the address book; more peers need not store them again."""
 ENTRY_BYTES_MAX: Final = 2048
@@ -48,6 +52,9 @@ class OrderKeeper:
         self.daemon = daemon
         self.held = NOTHING
         self._closing: asyncio.TimerHandle | None = None
+        self._tries = 0
+        self._looking = False
+        self._looked_at = float("-inf")
 
     def load(self) -> None:
         """Take up what the disk holds; orders that cannot be read are said and passed over."""
@@ -100,8 +107,9 @@ class OrderKeeper:
         for peer in daemon.averager.live():
             self.tell(peer)
         if self._closing is None:
-            loop = asyncio.get_running_loop()
-            self._closing = loop.call_later(TOLD_S, self._close_streams)
+            self._tries = 0
+            self._close_later()
+        self._look("newer orders into the address book")
         return ""
 
     def heard(self, sender: PeerId, data: bytes) -> None:
@@ -117,6 +125,26 @@ class OrderKeeper:
         if self.held.number:
             self.daemon.swarm.send(peer, Word(encode(self.held)))
 
+    def shut_out(self, now: float) -> None:
+        """A peer refused us: if the organiser's word was lost, the address book may say why."""
+        if now - self._looked_at >= LOOK_S:
+            self._looked_at = now
+            self._look("orders in the address book")
+
+    def _look(self, name: str) -> None:
+        if not self._looking:
+            self._looking = True
+            self.daemon.own(self._use_book(), name)
+
+    async def _use_book(self) -> None:
+        substrate = self.daemon.swarm.substrate
+        try:
+            if live := self.daemon.averager.live():
+                await substrate.meet(live)
+            await self.use_book(substrate)
+        finally:
+            self._looking = False
+
     async def use_book(self, book: AddressBook) -> None:
         """Look for newer orders in the address book, and see that the newest are there."""
         key = f"dugnad/1/{run_text(self.daemon.run_id)}/orders"
@@ -131,6 +159,19 @@ class OrderKeeper:
     def _feed(self) -> None:
         banned = frozenset(PeerId(ban.peer) for ban in self.held.bans)
         self.daemon.averager.feed_all(Ordered(bool(self.held.stop), banned))
+
+    def _close_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._closing = loop.call_later(TOLD_S, self._close_when_told)
+
+    def _close_when_told(self) -> None:
+        """The word to the banned has gone out, or does not go out."""
+        self._tries += 1
+        unsent = any(self.daemon.swarm.waiting(PeerId(ban.peer)) for ban in self.held.bans)
+        if unsent and self._tries < TOLD_TRIES:
+            self._close_later()
+        else:
+            self._close_streams()
 
     def _close_streams(self) -> None:
         self._closing = None

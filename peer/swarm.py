@@ -153,6 +153,10 @@ class Swarm:
         if self.messenger is not None:
             self.messenger.send(peer, message)
 
+    def waiting(self, peer: PeerId) -> bool:
+        """Whether a control message to a live peer is not yet written to its stream."""
+        return self.messenger is not None and self.messenger.waiting(peer)
+
     async def push(
         self,
         peer: PeerId,

@@ -5,6 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from dugnad.averaging.events import Ordered
 from dugnad.averaging.formats import Word, decode_message
 from dugnad.averaging.orders import NOTHING, Orders, banned, sign_orders, stopped, unbanned
@@ -12,7 +14,7 @@ from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.records import encode
 from dugnad.dht.roster_events import Bans, Known
-from dugnad.peer.orderkeeper import COPIES, OrderKeeper
+from dugnad.peer.orderkeeper import COPIES, LOOK_S, TOLD_TRIES, OrderKeeper
 from dugnad.peer.paths import Home
 
 ORGANISER, OTHER = Identity.ephemeral(b"o" * 32), Identity.ephemeral(b"x" * 32)
@@ -35,6 +37,24 @@ class FakeRoster:
         self.fed.append(event)
         if isinstance(event, Bans):
             self.bans = tuple(event.reasons)
+
+
+class FakeBook:
+    def __init__(self, *values: bytes) -> None:
+        self.values = dict(enumerate(values))
+        self.stored: list[bytes] = []
+        self.gets = 0
+
+    async def meet(self, peers: tuple[PeerId, ...]) -> int:
+        return len(peers)
+
+    async def get(self, key: str) -> dict[Any, bytes]:
+        self.gets += 1
+        return self.values
+
+    async def store(self, key: str, value: bytes, ttl_s: float) -> bool:
+        self.stored.append(value)
+        return True
 
 
 class Net:
@@ -66,9 +86,16 @@ class Net:
             feed_all=daemon.fed.append,
             live=lambda: tuple(p for p in self.daemons if p != me) if met else (),
         )
+        daemon.unsent = frozenset()
         daemon.swarm = SimpleNamespace(
-            roster=roster, shell=roster, send=lambda to, message: self.send(me, to, message)
+            roster=roster,
+            shell=roster,
+            send=lambda to, message: self.send(me, to, message),
+            waiting=lambda peer: peer in daemon.unsent,
+            substrate=FakeBook(),
         )
+        daemon.looks = []
+        daemon.own = lambda work, name: daemon.looks.append(asyncio.ensure_future(work))
         daemon.happenings = SimpleNamespace(
             label=lambda peer: "somebody",
             refused=lambda peer, reason: daemon.refused.append(reason),
@@ -176,19 +203,6 @@ async def test_a_banned_peer_that_hears_of_it_trains_no_more(tmp_path: Path) -> 
     daemon.orders.close()
 
 
-class FakeBook:
-    def __init__(self, *values: bytes) -> None:
-        self.values = dict(enumerate(values))
-        self.stored: list[bytes] = []
-
-    async def get(self, key: str) -> dict[Any, bytes]:
-        return self.values
-
-    async def store(self, key: str, value: bytes, ttl_s: float) -> bool:
-        self.stored.append(value)
-        return True
-
-
 async def test_orders_come_from_the_address_book_and_a_few_copies_stay_there(
     tmp_path: Path,
 ) -> None:
@@ -202,4 +216,62 @@ async def test_orders_come_from_the_address_book_and_a_few_copies_stay_there(
     await daemon.orders.use_book(enough)
     assert enough.stored == []
     daemon.orders.close()
-    await asyncio.sleep(0)
+    await asyncio.gather(*daemon.looks)
+
+
+async def turns(count: int) -> None:
+    """Lets the event loop go round."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_new_orders_go_into_the_address_book_at_once(tmp_path: Path) -> None:
+    daemon = Net(tmp_path).add(b"1")
+    data = signed(banned(NOTHING, BAD, "floods", 1))
+    daemon.orders.take(data)
+    await asyncio.gather(*daemon.looks)
+    assert daemon.swarm.substrate.stored == [data]
+    daemon.orders.close()
+
+
+async def test_a_banned_peer_that_missed_the_word_finds_it_when_it_is_refused(
+    tmp_path: Path,
+) -> None:
+    daemon = Net(tmp_path).add(b"1")
+    orders = signed(banned(NOTHING, daemon.identity.peer, "floods", 1))
+    daemon.swarm.substrate = FakeBook(orders)
+    daemon.orders.shut_out(100.0)
+    await asyncio.gather(*daemon.looks)
+    assert daemon.orders.stop_reason() == "the organiser banned this peer: floods"
+    looked = daemon.swarm.substrate.gets
+    daemon.orders.shut_out(100.0 + LOOK_S - 1.0)
+    await asyncio.gather(*daemon.looks)
+    assert daemon.swarm.substrate.gets == looked, "and does not look at each refusal"
+    daemon.orders.close()
+
+
+async def test_streams_stay_open_while_the_word_to_a_banned_peer_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dugnad.peer.orderkeeper.TOLD_S", 0.0)
+    daemon = Net(tmp_path).add(b"1")
+    daemon.unsent = {BAD}
+    daemon.orders.take(signed(banned(NOTHING, BAD, "floods", 1)))
+    await turns(5)
+    assert daemon.roster.fed == []
+    daemon.unsent = set()
+    await turns(5 * TOLD_TRIES)
+    assert daemon.roster.bans == (BAD,)
+    daemon.orders.close()
+
+
+async def test_a_word_that_does_not_go_out_keeps_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dugnad.peer.orderkeeper.TOLD_S", 0.0)
+    daemon = Net(tmp_path).add(b"1")
+    daemon.unsent = {BAD}
+    daemon.orders.take(signed(banned(NOTHING, BAD, "floods", 1)))
+    await turns(5 * TOLD_TRIES)
+    assert daemon.roster.bans == (BAD,)
+    daemon.orders.close()

@@ -104,10 +104,10 @@ def test_the_organiser_bans_a_peer_lifts_the_ban_and_stops_the_run(
     assert theirs.returncode == 45, theirs.stderr
     told = dugnad("organiser", "ban", run, bad, "--reason", "floods", "--home", homes[0])
     assert told.returncode == 0, told.stderr
-    wait_for(partial(live, 1), 20.0, "the banned peer is gone")
+    wait_for(partial(live, 1), 40.0, "the banned peer is gone")
     rows = {row["peer"]: row for row in Client(Home(Path(homes[0]))).get("/v1/peers")}
     assert "banned by the organiser: floods" in rows[bad]["reason"]
-    wait_for(lambda: "floods" in str(peers.status(second)), 20.0, "the banned peer says why")
+    wait_for(lambda: "floods" in str(peers.status(second)), 60.0, "the banned peer says why")
 
     assert dugnad("organiser", "unban", run, bad, "--home", homes[0]).returncode == 0
     wait_for(partial(live, 2), 90.0, "the peer is back")
