@@ -53,7 +53,7 @@ GOALS: Final = {
 HAND_INS_MIN: Final = 200
 """Of one peer and fragment, before topk is judged."""
 FIGURES: Final = "merges", "hand_ins", "steps_a_merge", "residual_share", "listed_share", "bits"
-RATES: Final = (0.004, 0.008, 0.0113, 0.016, 0.0226, 0.032)
+RATES: Final = (0.008, 0.0113, 0.016, 0.0226, 0.032, 0.045, 0.064)
 SWEEP_ETA: Final = (0.7, 1.0, 1.3)
 SWEEP_MU: Final = (0.0, 0.2, 0.5)
 SWEEP_H: Final = (4, 8, 16, 32)
@@ -115,8 +115,9 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.short:
         options.seeds, options.peers = 1, [4]
-    if options.size not in TUNED and not (options.tune or (options.dp_rate and options.our_rate)):
-        parser.error(f"size {options.size} is not tuned: --tune, then --dp-rate and --our-rate")
+    known = all((options.size, peers) in TUNED for peers in options.peers)
+    if not (known or options.tune or (options.dp_rate and options.our_rate)):
+        parser.error("size and peers are not tuned: --tune, then --dp-rate and --our-rate")
     if options.seeds not in (1, *STUDENT_T):
         parser.error(f"--seeds is {options.seeds}; intervals are known for 1 to {max(STUDENT_T)}")
     return options
@@ -137,7 +138,7 @@ class Bench:
     def task(self, row: Row, seed: int, rate: float = 0.0) -> MlpTask:
         """What a row trains: the same tokens for every number of peers."""
         options = self.options
-        dp_rate, our_rate = TUNED.get(options.size, (0.0, 0.0))
+        dp_rate, our_rate = TUNED.get((options.size, row.peers), (0.0, 0.0))
         tuned = options.dp_rate or dp_rate if row.way == "dp" else options.our_rate or our_rate
         return MlpTask.of(
             self.text,
@@ -266,7 +267,10 @@ def _figures(bench: Bench, ratios: dict[str, dict[str, float]]) -> dict[str, Any
         "batch": bench.options.batch,
         "h": bench.options.h,
         "seeds": bench.options.seeds,
-        "rates": [bench.task(Row("", way), 0).rate for way in ("dp", "ours")],
+        "rates": {
+            f"{way}_m{m}": bench.task(Row("", way, m), 0).rate
+            for m, way in itertools.product(bench.options.peers, ("dp", "ours"))
+        },
         "rows": {name: [asdict(one) for one in rows] for name, rows in bench.found.items()},
         "ratios": ratios,
         "goals": GOALS,
@@ -309,7 +313,9 @@ def sweep(bench: Bench) -> dict[str, Any]:
     tuned = bench.task(Row("", "ours"), 0).rate
     for h, eta, mu in itertools.product(SWEEP_H, SWEEP_ETA, SWEEP_MU):
         row = Row("", "ours", 4, Plan(h=float(h), eta=eta, mu=mu))
-        loss, rate = min((_mean(bench, row, rate), rate) for rate in (tuned, tuned / 2.0))
+        loss, rate = min(
+            (_mean(bench, row, rate), rate) for rate in (tuned, tuned / math.sqrt(2.0))
+        )
         rows.append({"h": h, "eta": eta, "mu": mu, "rate": rate, "loss": loss})
         print(f"H {h:3}  eta {eta:.1f}  mu {mu:.1f}  rate {rate:<6} loss {loss:.4f}", flush=True)
     best = {h: min((r for r in rows if r["h"] == h), key=lambda r: r["loss"]) for h in SWEEP_H}
@@ -322,9 +328,14 @@ def _mean(bench: Bench, row: Row, rate: float) -> float:
 
 
 CODECS_SHOWN: Final = {"f32": "float32", "int8": "int8", "int4": "int4", "topk": "topk-1.56"}
-TUNED: Final = {"small": (0.016, 0.016)}
-"""Size -> the best peak rate of data-parallel and of local steps of those tried: M = 4, one seed,
-256 windows a step. Other sizes are not tuned yet: `--tune`, then `--dp-rate` and `--our-rate`."""
+TUNED: Final = {
+    ("small", 2): (0.016, 0.0226),
+    ("small", 4): (0.0226, 0.032),
+    ("small", 8): (0.0226, 0.045),
+}
+"""(size, M) -> the best peak rate of data-parallel and of synchronous local steps of RATES, with
+seed 0, H 4 and the default steps and batch. Others are not tuned yet: `--tune`, then `--dp-rate`
+and `--our-rate`."""
 
 
 if __name__ == "__main__":
