@@ -24,7 +24,7 @@ from dugnad.averaging.worker import FragmentRules, FragmentWorker, Kept, Progres
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.ports import TransportError
-from dugnad.peer.averager import LANE_MAX, Averager
+from dugnad.peer.averager import Averager
 from dugnad.peer.exchangeports import LearnerAway, Ports
 from dugnad.peer.pull import PullError
 from dugnad.peer.store import Promise, StoreError
@@ -441,7 +441,7 @@ async def test_while_it_is_still_no_fragment_moves_progress_and_then_all_goes_on
         assert (shell.worker.buffers.made, learners[0].step) == before[1:]
     reached = version(averagers[1])
     await until(lambda: all(version(a) > reached for a in averagers))
-    for _ in range(LANE_MAX):
+    while not shell.learner_lane.queue.full():
         shell.learner_lane.queue.put_nowait(_nothing)
     with pytest.raises(asyncio.QueueFull):
         async with one.still():

@@ -55,13 +55,13 @@ def test_a_run_ends_at_its_budget_and_its_model_leaves_as_files(
     first = peers.launch("start", str(path))
     link = wait_for(partial(peers.link, first), 40.0, "the link")
     second = peers.launch("join", link)
-    ends = [wait_for(partial(peers.finished, one), 90.0, "the end") for one in (first, second)]
+    ends = [wait_for(partial(peers.finished, one), 240.0, "the end") for one in (first, second)]
     assert ends[0]["reason"] == f"the run has reached its {BUDGET:,} tokens"
     assert ends[0]["heads"] == ends[1]["heads"]
     assert ends[0]["swarm_tokens"] >= BUDGET
 
     late = peers.launch("join", link)
-    end = wait_for(partial(peers.finished, late), 60.0, "the newcomer's end")
+    end = wait_for(partial(peers.finished, late), 120.0, "the newcomer's end")
     assert end["heads"] == ends[0]["heads"], "a newcomer learns the last versions"
     assert end["tokens"] == 0, "and trains nothing"
     assert peers.status(first)["versions"] == ends[0]["versions"]
@@ -110,10 +110,10 @@ def test_the_organiser_bans_a_peer_lifts_the_ban_and_stops_the_run(
     wait_for(lambda: "floods" in str(peers.status(second)), 60.0, "the banned peer says why")
 
     assert dugnad("organiser", "unban", run, bad, "--home", homes[0]).returncode == 0
-    wait_for(partial(live, 2), 90.0, "the peer is back")
+    wait_for(partial(live, 2), 180.0, "the peer is back")
     assert dugnad("organiser", "stop", run, "--reason", "done", "--home", homes[0]).returncode == 0
     for number in (first, second):
-        end = wait_for(partial(peers.finished, number), 60.0, "the stop")
+        end = wait_for(partial(peers.finished, number), 150.0, "the stop")
         assert end["reason"] == "the organiser stopped the run: done"
     shown = dugnad("organiser", "show", run, "--home", homes[1])
     assert shown.stdout.splitlines() == ["stopped: done", "nobody is banned"]

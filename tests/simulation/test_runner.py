@@ -57,7 +57,7 @@ def test_what_was_broken_stays_mended(name: str, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.parametrize("seed", [1, 2, FRESH])
+@pytest.mark.parametrize("seed", [2, FRESH])
 def test_a_scenario_holds_for_more_seeds(name: str, seed: int) -> None:
     assert what(run(name, seed)) == []
 
