@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from dugnad.averaging import events as ev
-from dugnad.dht.ids import PeerId
+from dugnad.peer import clock
 from dugnad.peer.corpus import CorpusError
 from dugnad.peer.errors import UserError
 from dugnad.peer.learner.process import LearnerGone
@@ -20,9 +21,12 @@ SHARDS_AT_ONCE: Final = 4
 """Shards fetched side by side; one where its owner limits the rate: it takes all that is let
 through, and with more of them what is small and urgent would wait behind each."""
 FETCH_RETRY_S: Final = 2.0
+NOBODY_S: Final = 0.2
+"""While nobody is there; the first one is met a second or two after the start."""
 EARLY_S: Final = 3.0
-"""A text that takes longer is not waited for, where prepared units can be had; and how often it is
-asked whether they can."""
+"""A text that takes longer is not waited for, where prepared units can be had."""
+LOOK_S: Final = 0.5
+"""How often it is asked whether they can."""
 
 
 async def bring_up_learner(daemon: Daemon) -> None:
@@ -52,14 +56,25 @@ async def _something_to_train(daemon: Daemon) -> None:
     larder = daemon.larder
     if not daemon.duty.trains:
         await larder.whole.wait()
+    patience = EARLY_S
+    if await asyncio.to_thread(_least_s, daemon) > EARLY_S:
+        patience = 0.0  # why wait for what is known
+    began = clock.now()
     while not larder.whole.is_set():
-        try:
-            async with asyncio.timeout(EARLY_S):
+        if clock.now() - began >= patience and larder.promises():
+            await larder.begin()
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
                 await larder.whole.wait()
-        except TimeoutError:
-            if larder.promises():
-                await larder.begin()
-                return
+
+
+def _least_s(daemon: Daemon) -> float:
+    """Seconds that the rest of the text takes at the least, by what its owner lets through; 0 when
+    they set no limit. Reads the disk: for threads."""
+    rate = daemon.swarm.traffic.down.rate
+    index = daemon.manifest.data.index
+    return sum(map(index.shard_size, daemon.shards.missing())) / rate if rate else 0.0
 
 
 async def _start_learner(daemon: Daemon) -> None:
@@ -78,23 +93,18 @@ async def _start_learner(daemon: Daemon) -> None:
 
 
 async def _fetch_data(daemon: Daemon) -> None:
-    while True:
-        missing = await asyncio.to_thread(daemon.shards.missing)
-        if not missing:
-            break
-        peers = list(daemon.averager.live())
-        if not peers:
+    while missing := await asyncio.to_thread(daemon.shards.missing):
+        while not daemon.averager.live():
             daemon.reason = f"{len(missing)} shards of the data are missing and nobody is there"
-            await asyncio.sleep(FETCH_RETRY_S)
-            continue
-        await _fetch_shards(daemon, missing, peers)
+            await asyncio.sleep(NOBODY_S)
+        await _fetch_shards(daemon, missing)
     try:
         await daemon.larder.finish()
     except OSError as error:
         raise disk_error(error, daemon.shards.tokens_path) from error
 
 
-async def _fetch_shards(daemon: Daemon, missing: list[int], peers: list[PeerId]) -> None:
+async def _fetch_shards(daemon: Daemon, missing: list[int]) -> None:
     assert daemon.swarm.puller is not None
     puller, hashes = daemon.swarm.puller, daemon.manifest.data.index.hashes
     limited = daemon.swarm.traffic.down.rate > 0.0
@@ -102,7 +112,8 @@ async def _fetch_shards(daemon: Daemon, missing: list[int], peers: list[PeerId])
 
     async def fetch(number: int) -> None:
         async with room:
-            first = number % len(peers)
+            peers = list(daemon.averager.live())  # those of now: a long text outlives its donors
+            first = number % max(1, len(peers))
             data = await puller.shard([*peers[first:], *peers[:first]], number, hashes[number])
             await asyncio.to_thread(daemon.shards.put, number, data)
             await daemon.larder.shard_in(number, data)

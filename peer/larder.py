@@ -54,6 +54,8 @@ class Larder:
         self._asked = asyncio.Event()
         self._turn = asyncio.Lock()
         """A text is not opened in parts while it becomes whole."""
+        self._begun = False
+        """Training began with blocks, or was to."""
         self._said = False
         """Once that a block could not be had: it is tried again each second."""
 
@@ -82,6 +84,7 @@ class Larder:
                 self._learn_from(await asyncio.to_thread(self.text.open))
             except OSError as error:
                 raise disk_error(error, self.text.path) from error
+            self._begun = True
         self.daemon.note("data", "it begins with prepared units while the text still comes")
         self.daemon.own(self._run(), "fetch prepared units")
 
@@ -97,7 +100,7 @@ class Larder:
             self._learn_from(self.daemon.shards.tokens_path)
             await asyncio.to_thread(self.daemon.shards.assemble)
             self.whole.set()
-        if self.blocks:
+        if self._begun:
             self.daemon.note("data", f"the text is whole; {self.blocks} units came before it")
         self._wanted.clear()
         self._asked.set()

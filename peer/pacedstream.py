@@ -29,7 +29,8 @@ ROOM_BYTES_MIN: Final = STEP_BYTES // 2
 SILENT_S: Final = 2.0
 """The first word of progress comes a round trip after the first step; more than any usual line."""
 FREE_BYTES: Final = 1024
-"""Requests, answers and words of progress this long are not held up."""
+"""Requests, answers and words of progress this long are counted and not held up: behind a shard on
+a line that its owner limits, each would wait a tenth of a second."""
 
 
 class Stalled(TransportError):
@@ -95,10 +96,13 @@ class PacedStream:
     ) -> None:
         """Fills `target`; `tell` is told after each step how much of it is here."""
         view, at = _bytes_of(target), 0
+        free = len(view) <= FREE_BYTES
         while at < len(view):
             step = self._step if tell is None else self._step // 2  # two of them fill a window
             part = view[at : at + self._traffic.down.step(step)]
-            await self._owed(self._traffic.down.take(len(part), stream_time()))
+            wait = self._traffic.down.take(len(part), stream_time())
+            if not free:
+                await self._owed(wait)
             await self._in_time(self._stream.read_into(part))
             self._traffic.received += len(part)
             at += len(part)
@@ -116,8 +120,9 @@ class PacedStream:
                     size = min(size, self._traffic.uplink.step(size))
                 size = min(size, await self._room(size))
             part = view[at : at + size]
-            await self._owed(self._traffic.up.take(size, stream_time()))
+            wait = self._traffic.up.take(size, stream_time())
             if not free:
+                await self._owed(wait)
                 await self._paced(size)
             await self._in_time(self._stream.write(part))
             self._pending = 0

@@ -7,6 +7,7 @@ part in the board of training.
 """
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, assert_never
 
@@ -20,14 +21,18 @@ from dugnad.peer.unitplan import UnitPlan
 REPLICAS: Final = 2
 """Preparers of each batch: the second one confirms the first."""
 AHEAD_BATCHES: Final = 8
-"""How far beyond the oldest open unit is prepared: 256 units, minutes of training for a swarm."""
-AHEAD_MAX: Final = 4 * AHEAD_BATCHES
-"""Batches beyond the oldest open unit of which others may speak: they may be ahead of me."""
+"""How far beyond what the swarm has begun is prepared: 256 units, minutes of training for it."""
+OPEN_MAX: Final = 4 * AHEAD_BATCHES
+"""Batches with open units of which is spoken, as many units as the largest window of work: the
+oldest may wait for somebody long after the swarm has gone on (so it is not the oldest one from
+which is counted), and others may be ahead of me."""
 BEHIND_BATCHES: Final = 2 * AHEAD_BATCHES
-"""Batches before the oldest open unit that are still spoken of: others may be behind me, and units
-that were given up open again."""
-BATCHES_MAX: Final = AHEAD_MAX + BEHIND_BATCHES
+"""Batches without open units, the newest ones, that are still spoken of: others may be behind me,
+and units that were given up open again."""
+BATCHES_MAX: Final = OPEN_MAX + BEHIND_BATCHES
 """Batches of which statements are kept."""
+DONE_MAX: Final = 2048
+"""Batches that are done with beside older ones that are not: what the table of units holds."""
 UNPLACED_MAX: Final = 4 * BATCHES_MAX
 """And before I know where the swarm stands: while I join, others go on."""
 PREPARERS_MAX: Final = 64
@@ -39,10 +44,11 @@ _DRAW: Final = "prepared-draw/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """The oldest open unit has this position now."""
+class Standing:
+    """Where the swarm stands: the first OPEN_MAX batches with open units, ascending, and whether
+    anything of one is listed."""
 
-    position: int
+    batches: tuple[tuple[int, bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class Denied:
     batch: int
 
 
-Event = Begun | Preparers | Made | Denied
+Event = Standing | Preparers | Made | Denied
 
 
 class Credit(msgspec.Struct, frozen=True, array_like=True):
@@ -81,11 +87,12 @@ class Credit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Memory(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept on the disk: what was earned below a batch. What was said of later ones is told
-    again."""
+    """What is kept on the disk: what was earned below a batch, and with others that are `done`.
+    What was said of the rest is told again."""
 
     floor: int
     earned: tuple[Credit, ...]
+    done: tuple[int, ...] = ()
 
 
 class Preparation:
@@ -94,18 +101,22 @@ class Preparation:
     def __init__(self, me: PeerId, run: RunId, plan: UnitPlan, context: int) -> None:
         self._me, self._run = me, run
         self._plan, self._context = plan, context
-        self._first: int | None = None
+        self._open: dict[int, bool] = {}
+        """Batches with open units, ascending, and whether one is begun; empty until it is known."""
+        self._edge = 0
+        """Of the batches without, those from here on are still spoken of."""
         self._preparers: tuple[PeerId, ...] = ()
         self._said: dict[int, dict[PeerId, tuple[bytes, ...]]] = {}
         self._false: set[tuple[int, PeerId]] = set()
         self._floor = 0
+        self._done: set[int] = set()
         self._earned: dict[PeerId, Credit] = {}
 
     def handle(self, event: Event) -> list[Prepared]:
         """Take note of an event; returns what is to be signed and told to everybody."""
         match event:
-            case Begun(position):
-                self._begin(position // BATCH_UNITS)
+            case Standing(batches):
+                self._stand(dict(batches[:OPEN_MAX]))
             case Preparers(peers):
                 self._preparers = peers
             case Made(batch, digests):
@@ -120,9 +131,13 @@ class Preparation:
 
     def next_batch(self) -> int | None:
         """The oldest batch that is mine to prepare; None when there is none now."""
-        if self._first is None or self._me not in self._preparers:
+        if self._me not in self._preparers:
             return None
-        for batch in range(self._first, self._first + AHEAD_BATCHES):
+        ahead = 0
+        for batch, begun in self._open.items():
+            ahead += not begun
+            if ahead > AHEAD_BATCHES:
+                break
             if self._me in self._said.get(batch, {}) or self._rank(batch) >= REPLICAS:
                 continue
             if len(self._agreeing(batch)) < REPLICAS:
@@ -132,13 +147,13 @@ class Preparation:
     def hear(self, said: Prepared) -> str:
         """Note a statement of anybody; why not, or ''."""
         batch = said.batch
-        if batch < self._floor:
+        if self._over(batch):
             return f"batch {batch} is done with"
-        if self._first is not None and batch >= self._first + AHEAD_MAX:
+        if self._beyond(batch):
             return f"batch {batch} is not to be prepared yet"
         if not self._plan.has(*self._plan.unit(units_of(batch)[-1]), 1):
             return f"there is no batch {batch}"
-        most = BATCHES_MAX if self._first is not None else UNPLACED_MAX
+        most = BATCHES_MAX if self._open else UNPLACED_MAX
         if batch not in self._said and len(self._said) >= most:
             return "too many batches"
         rows = self._said.setdefault(batch, {})
@@ -188,23 +203,37 @@ class Preparation:
 
     def memory(self) -> Memory:
         """For the disk."""
-        return Memory(self._floor, tuple(self._earned.values()))
+        return Memory(self._floor, tuple(self._earned.values()), tuple(sorted(self._done)))
 
     def restore(self, memory: Memory) -> None:
         """Go on from what was kept."""
-        self._floor = memory.floor
+        self._floor, self._done = memory.floor, set(memory.done[:DONE_MAX])
         self._earned = {PeerId(one.peer): one for one in memory.earned[:PEERS_MAX]}
 
-    def _begin(self, first: int) -> None:
-        """The oldest open batch is this one: what is far below it is done with, and what is said of
-        batches far beyond it (before I knew where the swarm stands) is nothing."""
-        self._first = first
-        self._floor = max(self._floor, first - BEHIND_BATCHES)
+    def _stand(self, open_now: dict[int, bool]) -> None:
+        """What is far behind is done with; what is said of batches far ahead (before I knew where
+        the swarm stands) is nothing."""
+        if not open_now:
+            return
+        self._open, self._edge = open_now, _edge(open_now)
+        self._floor = max(self._floor, min(self._edge, next(iter(open_now))))
         for batch in sorted(self._said):
-            if batch < self._floor:
+            if over := self._over(batch):
                 self._add(self._earned, batch)
-            if not self._floor <= batch < first + AHEAD_MAX:
+                self._done.add(batch)
+            if over or self._beyond(batch):
                 self._false -= {(batch, peer) for peer in self._said.pop(batch)}
+        self._done = set(sorted(one for one in self._done if one >= self._floor)[-DONE_MAX:])
+
+    def _over(self, batch: int) -> bool:
+        """Whether a batch is judged, or none of its units was open for long."""
+        if batch < self._floor or batch in self._done:
+            return True
+        return batch < self._edge and batch not in self._open
+
+    def _beyond(self, batch: int) -> bool:
+        """Whether a batch is further ahead than anybody has to be."""
+        return bool(self._open) and batch > next(reversed(self._open))
 
     def _agreeing(self, batch: int) -> list[PeerId]:
         """The largest group of peers that say the same of a batch, of equal ones the first; those
@@ -241,3 +270,13 @@ class Preparation:
 
     def _stands(self, batch: int, peer: PeerId) -> bool:
         return (batch, peer) not in self._false
+
+
+def _edge(open_now: Collection[int]) -> int:
+    """From which batch on those that are not open are spoken of: BEHIND_BATCHES of them before the
+    last open one."""
+    batch, left = max(open_now), BEHIND_BATCHES
+    while batch and left:
+        batch -= 1
+        left -= batch not in open_now
+    return batch

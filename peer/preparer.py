@@ -16,7 +16,16 @@ from dugnad.dht.ids import PeerId, name_of, peer_text
 from dugnad.dht.records import RecordError, verify_ed25519
 from dugnad.peer import clock
 from dugnad.peer.keeping import keep, recall
-from dugnad.peer.preparation import BATCHES_MAX, Begun, Denied, Made, Memory, Preparation, Preparers
+from dugnad.peer.preparation import (
+    BATCHES_MAX,
+    OPEN_MAX,
+    Denied,
+    Made,
+    Memory,
+    Preparation,
+    Preparers,
+    Standing,
+)
 from dugnad.peer.preparedunits import (
     BATCH_UNITS,
     BLOCK_BYTES_MAX,
@@ -157,8 +166,9 @@ class Preparer:
 
     def _look(self) -> None:
         """Where the swarm stands, once that is known."""
-        if self.daemon.vitals.synced and (rows := self.daemon.units.open_units(1, clock.now())):
-            self.core.handle(Begun(self.plan.position(rows[0].epoch, rows[0].index)))
+        if self.daemon.vitals.synced:
+            table = self.daemon.units.sight(clock.now()).table
+            self.core.handle(Standing(tuple(table.open_batches(BATCH_UNITS, OPEN_MAX))))
 
     async def _prepare_one(self) -> float:
         """Prepare the next batch; seconds that it took, 0 when there was none."""

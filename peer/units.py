@@ -52,7 +52,7 @@ from dugnad.peer.unitevents import (
 )
 from dugnad.peer.unitlag import ListingLag
 from dugnad.peer.unitplan import Unit, UnitPlan
-from dugnad.peer.unitreport import Sight, open_units_of, status_of
+from dugnad.peer.unitreport import Sight, status_of
 from dugnad.peer.unittable import UnitTable, lowest
 
 __all__ = [
@@ -227,13 +227,10 @@ class Units:
 
     def status(self, now: float) -> UnitsStatus:
         """Counts for people; see `UnitsStatus`."""
-        return status_of(self._sight(now))
+        return status_of(self.sight(now))
 
-    def open_units(self, limit: int, now: float) -> list[OpenUnit]:
-        """The oldest open units, for people; at most `limit`."""
-        return open_units_of(self._sight(now), limit)
-
-    def _sight(self, now: float) -> Sight:
+    def sight(self, now: float) -> Sight:
+        """What I see of the work, for `unitreport`."""
         self._open_window(now)
         rows = (self._table, self._claims, self._owner, self._due, list(self._opened()))
         return Sight(self._me, now, self._plan, *rows)

@@ -11,6 +11,7 @@ from dugnad.averaging.credit import CreditFold
 from dugnad.dht.ids import name_of, peer_text
 from dugnad.peer import clock
 from dugnad.peer.unitevents import OpenUnit, UnitsStatus
+from dugnad.peer.unitreport import open_units_of
 
 if TYPE_CHECKING:
     from dugnad.peer.daemon import Daemon
@@ -73,5 +74,5 @@ def units_view(daemon: Daemon) -> Mapping[str, object]:
     return {
         **unit_counts(status, daemon.ledger.fold),
         "epoch_progress": status.epoch_progress,
-        "rows": [open_row(one, me) for one in daemon.units.open_units(ROWS_MAX, now)],
+        "rows": [open_row(one, me) for one in open_units_of(daemon.units.sight(now), ROWS_MAX)],
     }

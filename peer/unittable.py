@@ -209,6 +209,20 @@ class UnitTable:
             if not self.closed(position):
                 yield position
 
+    def open_batches(self, size: int, limit: int) -> list[tuple[int, bool]]:
+        """The first `limit` batches of `size` units, counted along the line of all units, of which
+        any is open, ascending; and whether anything of one is listed."""
+        first = self.floor // size
+        below = {p // size for p in self._reopened if not self.closed(p)}
+        found = [(batch, True) for batch in sorted(below) if batch < first][:limit]
+        batch = first
+        while len(found) < limit:
+            units = range(batch * size, (batch + 1) * size)
+            if not all(map(self.closed, units)):
+                found.append((batch, any(map(self.covered, units))))
+            batch += 1
+        return found
+
     def given_up(self) -> int:
         """Units that this peer tried as often as the contract allows and that are not covered."""
         return sum(

@@ -356,7 +356,7 @@ class Vitals:
         if self.end.over():
             return  # a newcomer to a run that is over trains nothing
         daemon.state, daemon.reason = daemon.duty.state()
-        if live:
+        if any(map(daemon.duty.takes_units, live)):  # who only prepares has begun no unit
             daemon.units.handle(WasAway(now - self.met_at), now)
         daemon.training.enable()
         daemon.note("sync", f"level with the swarm after {waited:.1f} s; {daemon.state}")

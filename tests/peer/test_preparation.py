@@ -9,15 +9,16 @@ from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.records import RecordError, verify_ed25519
 from dugnad.peer.preparation import (
     AHEAD_BATCHES,
-    AHEAD_MAX,
     BEHIND_BATCHES,
+    OPEN_MAX,
     PREPARERS_MAX,
+    REPLICAS,
     UNPLACED_MAX,
-    Begun,
     Denied,
     Made,
     Preparation,
     Preparers,
+    Standing,
 )
 from dugnad.peer.preparedunits import BATCH_UNITS, Prepared, read_prepared, signed
 from dugnad.peer.unitplan import UnitPlan
@@ -34,11 +35,18 @@ def digests(batch: int, salt: bytes = b"") -> tuple[bytes, ...]:
     return tuple(names)
 
 
+def standing(first: int, *waiting: int, begun: int = 0) -> Standing:
+    """All batches from `first` on are open, and these before it; of `begun` something is listed."""
+    rows = [*((one, True) for one in waiting)]
+    rows += [(one, one < first + begun) for one in range(first, first + OPEN_MAX - len(rows))]
+    return Standing(tuple(rows))
+
+
 def core(me: PeerId = A, *, first: int | None = 0) -> Preparation:
     found = Preparation(me, RUN, PLAN, 100)
     found.handle(Preparers(tuple(sorted((A, B, C)))))
     if first is not None:
-        found.handle(Begun(first * BATCH_UNITS))
+        found.handle(standing(first))
     return found
 
 
@@ -51,6 +59,41 @@ def test_each_batch_is_prepared_by_two_of_three_and_nobody_makes_one_twice() -> 
             assert said == Prepared(me, batch, digests(batch))
             made[batch] = made.get(batch, 0) + 1
     assert made == dict.fromkeys(range(AHEAD_BATCHES), 2)
+
+
+def test_what_waits_for_somebody_does_not_keep_what_comes_next_from_being_prepared() -> None:
+    one = core()
+    for batch in range(AHEAD_BATCHES):
+        for peer in (B, C):
+            one.hear(Prepared(peer, batch, digests(batch)))
+    one.handle(standing(40, 0, 3, begun=2))
+    while (mine := one.next_batch()) is not None:
+        one.handle(Made(mine, digests(mine)))
+    made = {said.batch for said in one.own()}
+    assert made == {n for n in range(40, 42 + AHEAD_BATCHES) if one._rank(n) < REPLICAS}
+    assert one.agreed(3 * BATCH_UNITS), "what waits can still be fetched"
+    assert not one.hear(Prepared(B, 44, digests(44)))
+    assert not one.hear(Prepared(B, 40 - BEHIND_BATCHES + 2, digests(1)))
+
+
+def test_a_batch_that_is_done_with_earns_once_though_an_older_one_waits() -> None:
+    one = core()
+    for batch in (0, 1):
+        for peer in (A, B):
+            one.hear(Prepared(peer, batch, digests(batch)))
+    one.handle(standing(60, 0))
+    assert [row.confirmed for row in one.earned()] == [2 * TOKENS] * 2
+    assert [said.batch for said in one.own()] == [0]
+    again = core(first=None)
+    again.restore(one.memory())
+    for known in (one, again):
+        assert "done with" in known.hear(Prepared(C, 1, digests(1)))
+        known.handle(standing(60, 0, 1))
+        assert "done with" in known.hear(Prepared(C, 1, digests(1))), "it opened again"
+    one.handle(standing(61))
+    assert one.memory().floor == 61 - BEHIND_BATCHES
+    assert one.memory().done == ()
+    assert [row.confirmed for row in one.earned()] == [2 * TOKENS] * 2
 
 
 def test_what_two_have_prepared_is_left_alone() -> None:
@@ -104,7 +147,7 @@ def test_batches_are_done_with_when_the_swarm_is_far_beyond_them() -> None:
     one = core()
     for peer in (A, B):
         one.hear(Prepared(peer, 0, digests(0)))
-    one.handle(Begun((BEHIND_BATCHES + 1) * BATCH_UNITS))
+    one.handle(standing(BEHIND_BATCHES + 1))
     assert one.own() == []
     assert [row.confirmed for row in one.earned()] == [TOKENS, TOKENS]
     assert "done with" in one.hear(Prepared(C, 0, digests(0)))
@@ -116,7 +159,7 @@ def test_batches_are_done_with_when_the_swarm_is_far_beyond_them() -> None:
 
 def test_what_is_far_ahead_is_not_heard_and_tables_are_bounded() -> None:
     one = core()
-    assert "not to be prepared yet" in one.hear(Prepared(B, AHEAD_MAX, digests(1)))
+    assert "not to be prepared yet" in one.hear(Prepared(B, OPEN_MAX, digests(1)))
     for n in range(PREPARERS_MAX):
         assert not one.hear(Prepared(PeerId(n.to_bytes(32, "big")), 1, digests(1)))
     assert one.hear(Prepared(B, 1, digests(1))) == "too many preparers"
@@ -125,10 +168,10 @@ def test_what_is_far_ahead_is_not_heard_and_tables_are_bounded() -> None:
         assert not new.hear(Prepared(B, batch + 100, digests(1)))
     assert new.hear(Prepared(B, 1, digests(1))) == "too many batches"
     assert "there is no batch" in new.hear(Prepared(B, 1 << 56, digests(1)))
-    new.handle(Begun(100 * BATCH_UNITS))
+    new.handle(standing(100))
     assert not new.hear(Prepared(C, 100, digests(1)))
-    assert len(new.others()) == AHEAD_MAX + 1, "what is too far ahead is let go"
-    new.handle(Begun(0))
+    assert len(new.others()) == OPEN_MAX + 1, "what is too far ahead is let go"
+    new.handle(standing(0))
     assert new.earned() == [], "what a stranger said of the far future is nothing"
 
 

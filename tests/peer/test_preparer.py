@@ -26,6 +26,8 @@ from dugnad.peer.preparer import LOOK_S, RATE_ROWS, Preparer, rest_s
 from dugnad.peer.pull import PullError
 from dugnad.peer.roles import Duties
 from dugnad.peer.trainer import LearnerPlan
+from dugnad.peer.unitplan import UnitPlan
+from dugnad.peer.unittable import UnitTable
 
 RUN = RunId(bytes(range(32)))
 ME, OTHER, THIRD = (Identity.ephemeral(bytes([n]) * 32) for n in (1, 2, 3))
@@ -46,6 +48,7 @@ class World:
         self.asked: list[list[PeerId]] = []
         self.arrived = asyncio.Event()
         self.tasks: list[asyncio.Task[None]] = []
+        self.table = UnitTable(UnitPlan(RUN, 16_000, 4), attempts=3)
         shards = ShardStore(folder, INDEX)
         plan = LearnerPlan(cast(Any, None), cast(Any, None), cast(Any, None), shards.tokens_path)
         self.trainer = SimpleNamespace(plan=plan)
@@ -66,7 +69,7 @@ class World:
             ),
             duty=SimpleNamespace(advertised=lambda: ("prepare",), duties=Duties(("prepare",))),
             vitals=SimpleNamespace(synced=True),
-            units=SimpleNamespace(open_units=lambda n, now: [SimpleNamespace(epoch=0, index=0)]),
+            units=SimpleNamespace(sight=lambda now: SimpleNamespace(table=self.table)),
             training=SimpleNamespace(trainer=self.trainer, arrived=self.arrived.set),
             happenings=SimpleNamespace(refused=lambda p, why: self.said.append(why)),
             store=SimpleNamespace(call=self.call),
@@ -210,7 +213,9 @@ async def test_what_was_earned_survives_a_restart_and_a_damaged_memory_is_said(
     world = World(tmp_path)
     world.preparer._look()
     assert await world.preparer._prepare_one()
-    world.daemon.units.open_units = lambda n, now: [SimpleNamespace(epoch=0, index=1_000)]
+    for position in range(1_000):
+        world.table.cover(position, world.table.all_of(position), by_me=False)
+    world.table.advance()
     world.preparer._look()
     await world.preparer.save()
     again = World(tmp_path)

@@ -1,6 +1,7 @@
 """Work units that pass from one peer to another, and what is shown of open ones."""
 
 from dugnad.averaging.formats import UnitPiece
+from dugnad.peer.unitreport import open_units_of
 from dugnad.peer.units import (
     Claimed,
     Covered,
@@ -40,11 +41,11 @@ def test_a_unit_that_passes_to_me_from_a_peer_that_is_there_waits_until_it_would
 def test_a_unit_that_passes_between_two_others_is_not_overdue_meanwhile() -> None:
     core = units(others=[B, C])
     before = {(0, n): core.owner_of((0, n)) for n in range(24)}
-    due = {(one.epoch, one.index): one.overdue_s for one in core.open_units(24, 1.0)}
+    due = {(one.epoch, one.index): one.overdue_s for one in open_units_of(core.sight(1.0), 24)}
     core.handle(Participants(b"d", ((A, 10), (B, 10), (C, 12))), 1.0)
     moved = {u for u, was in before.items() if was == B and core.owner_of(u) == C}
     assert moved
-    shown = {(one.epoch, one.index): one.overdue_s for one in core.open_units(24, 1.0)}
+    shown = {(one.epoch, one.index): one.overdue_s for one in open_units_of(core.sight(1.0), 24)}
     assert all(shown[unit] == min(due[unit], -40.0) for unit in moved)
     assert all(shown[u] == due[u] for u, was in before.items() if core.owner_of(u) == was)
 
@@ -98,15 +99,15 @@ def test_the_oldest_open_units_are_shown_with_how_far_they_came() -> None:
     core.handle(Trained(mine[0].piece), 0.0)
     other = next(u for u in ((0, i) for i in range(24)) if core.owner_of(u) == B)
     core.handle(Claimed(B, (other,)), 1.0)
-    shown = {(one.epoch, one.index): one for one in core.open_units(24, 2.0)}
+    shown = {(one.epoch, one.index): one for one in open_units_of(core.sight(2.0), 24)}
     assert list(shown) == [(0, n) for n in range(24)]
     first = shown[0, mine[0].index]
     assert (first.holder, first.trained, first.in_hand, first.listed) == (A, 4, 0, 0)
     assert shown[0, mine[1].index].in_hand == 2
     assert (shown[other].holder, shown[other].claimed) == (B, True)
     assert shown[0, 23].overdue_s < shown[0, 0].overdue_s == 2.0
-    assert [one.index for one in core.open_units(2, 2.0)] == [0, 1]
-    assert core.open_units(-1, 2.0) == []
+    assert [one.index for one in open_units_of(core.sight(2.0), 2)] == [0, 1]
+    assert open_units_of(core.sight(2.0), -1) == []
     status = core.status(2.0)
     assert (status.open, status.claimed, status.trained) == (24, 2, 1)
     assert (status.epoch_sequences, status.epoch_listed) == (400, 0)

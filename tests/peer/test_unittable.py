@@ -58,6 +58,21 @@ def test_the_floor_passes_what_is_closed_and_nothing_else() -> None:
     assert list(table.open_units(3)) == [1, 4, 5, 6]
 
 
+def test_batches_with_open_units_are_told_however_far_the_others_have_gone_on() -> None:
+    table = UnitTable(PLAN, attempts=3)
+    assert table.open_batches(2, 3) == [(0, False), (1, False), (2, False)]
+    for position in (0, 2, 3, 4, 5, 6):
+        table.cover(position, table.all_of(position), by_me=False)
+    table.advance()
+    assert table.open_batches(2, 3) == [(0, True), (3, True), (4, False)]
+    table.cover(1, table.all_of(1), by_me=False)
+    table.advance()
+    assert table.open_batches(2, 2) == [(3, True), (4, False)]
+    table.uncover(2, 0b0001)
+    assert table.open_batches(2, 2) == [(1, True), (3, True)]
+    assert table.open_batches(2, 1) == [(1, True)]
+
+
 def test_more_than_may_be_held_is_neither_noted_nor_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unittable, "HELD_UNITS_MAX", 5)
     table = UnitTable(PLAN, attempts=3)
