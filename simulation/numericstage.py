@@ -105,7 +105,7 @@ class LightLedger(Ledger):
         self, sim: SimPeer, p: int, made: fm.Contribution, worker: FragmentWorker
     ) -> None:
         """Count steps; keep no vector."""
-        self.steps[(made.peer, p, made.seq)] = made.steps
+        self.holds(sim, p, made)
 
     def adopted(self, sim: SimPeer, p: int, old: bytes, adopt: ev.Adopt) -> None:
         """Equal digests mean equal bits."""
@@ -178,9 +178,10 @@ class NumericStage(Stage):
         made.worker.rules = replace(made.worker.rules, groups=tuple(groups))
         return made
 
-    def _step(self, sim: SimPeer) -> None:
-        if not self.batches or self.trained() < self.batches:
-            super()._step(sim)
+    def _piece(self, sim: SimPeer) -> fm.UnitPiece | None:
+        if self.batches and self.trained() >= self.batches:
+            return None
+        return super()._piece(sim)
 
     def _learn(self, sim: SimPeer) -> None:
         life = (sim.peer, sim.born)

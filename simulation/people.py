@@ -16,6 +16,7 @@ from dugnad.averaging.exchange import Exchange
 from dugnad.averaging.tree import Vector
 from dugnad.averaging.worker import FragmentWorker
 from dugnad.dht.ids import PeerId
+from dugnad.peer.progress import ProgressLog
 from dugnad.simulation.story import Told
 
 KNOWN_MAX: Final = 32
@@ -94,8 +95,6 @@ class SimFragment:
     given_up: np.ndarray
     """Progress listed in a lineage that was left more than F versions deep, without its join."""
     head: bytes
-    steps_handed: int = 0
-    pieces: deque[fm.UnitPiece] = field(default_factory=deque)
     timer: int = 0
     events: int = 0
 
@@ -109,6 +108,8 @@ class SimPeer:
     rng: random.Random
     disk: Disk
     fragments: list[SimFragment]
+    log: ProgressLog
+    """What it has trained and not handed in, and what came back: as the daemon keeps it."""
     alive: bool = True
     frozen_until: float = 0.0
     asleep_since: float | None = None

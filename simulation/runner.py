@@ -20,7 +20,7 @@ from dugnad.simulation.numericstage import Contact, Loss, NumericStage
 from dugnad.simulation.people import SimPeer
 from dugnad.simulation.play import Play
 from dugnad.simulation.scenario import Drawn, Hold, Plain
-from dugnad.simulation.settings import WALL_START_S
+from dugnad.simulation.settings import UNIT_SEQUENCES, WALL_START_S
 from dugnad.simulation.stage import Sample, Stage
 from dugnad.simulation.story import told
 
@@ -303,10 +303,11 @@ def _count(stage: Stage, result: Result) -> None:
     result.goodput = listed / made
     pieces = [
         {
-            (one.epoch, one.index, one.start)
+            (one.epoch, one.index, place)
             for record in stage.ledger.chain(stage.best(p))
             for row in record.inputs
             for one in row.pieces
+            for place in range(one.start, min(one.stop, UNIT_SEQUENCES))  # liars name more
         }
         for p in fragments
     ]

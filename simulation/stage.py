@@ -78,8 +78,6 @@ class Stage(Fates):
         self.transfers = Transfers(self)
         self.made = 0
         """Steps of all peers, each counted once per fragment."""
-        self.lost: set[tuple[PeerId, int, int, int]] = set()
-        """(peer, life, fragment, seq) of contributions that are back with their makers."""
         self.acked: dict[bytes, set[PeerId]] = {}
         """Digest -> who said that it holds the payload and computed the same roots."""
         self.bytes = 0
@@ -142,8 +140,6 @@ class Stage(Fates):
         match action:
             case ev.Merge() | ev.Join() if self._is("idle", sim.peer):
                 return
-            case ev.Settle(seq, share):
-                self._give_back(sim, p, seq, share)
         super()._do(sim, p, action)
         match action:
             case ev.Merge() | ev.Join():
@@ -179,19 +175,12 @@ class Stage(Fates):
         if not any(digest in self.peers[one].fragments[p].worker.states for one in others):
             raise Violation(f"peer {sim.number} took its own version {node.version} unwitnessed")
 
-    def _give_back(self, sim: SimPeer, p: int, seq: int, share: float) -> None:
-        """Steps of a contribution that is back in the residual are handed in again with it."""
-        fragment, key = sim.fragments[p], (sim.peer, sim.born, p, seq)
-        kept = fragment.worker.inbox[(sim.peer, seq)]
-        if share == 1.0 and key not in self.lost:
-            self.lost.add(key)
-            fragment.pieces.extendleft(reversed(kept.pieces))
-            if self.work is not None:
-                self.work.returned(sim, kept.pieces)
-            fragment.steps_handed -= len(kept.pieces)
-        elif share == 0.0 and key in self.lost:
-            self.lost.discard(key)
-            fragment.steps_handed += len(kept.pieces)
+    def give_back(self, sim: SimPeer, p: int, seq: int, share: float) -> tuple[fm.UnitPiece, ...]:
+        """As in the world; the units core is told what came back."""
+        back = super().give_back(sim, p, seq, share)
+        if back and self.work is not None:
+            self.work.returned(sim, back)
+        return back
 
     def _sign(self, sim: SimPeer, p: int, header: fm.Header, inputs: tuple[fm.Input, ...]) -> None:
         super()._sign(sim, p, header, inputs)
@@ -204,18 +193,16 @@ class Stage(Fates):
             self.first_listed.setdefault(life, self.now)
         self.ledger.listed_now.clear()
 
-    def _step(self, sim: SimPeer) -> None:
+    def _piece(self, sim: SimPeer) -> fm.UnitPiece | None:
         piece = self.credits.piece() if self.work is None else self.work.step(sim)
         if piece is None:
-            return
-        super()._step(sim)
+            return None
         self.made += self.settings.fragments
         claimed = int(self.claims.get(sim.peer, 1.0))
         if claimed > 1:  # more sequences than a unit has
             stop = piece.start + claimed + UNIT_SEQUENCES
             piece = fm.UnitPiece(piece.epoch, piece.index, piece.start, stop)
-        for fragment in sim.fragments:
-            fragment.pieces[-1] = piece
+        return piece
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -318,18 +305,8 @@ class Stage(Fates):
 
     def pending(self, p: int) -> int:
         """Steps that live peers hold and that nothing has become of yet."""
-        total = 0
-        for sim in self.alive():
-            fragment = sim.fragments[p]
-            total += sim.step - fragment.steps_handed
-            listed = self.ledger.listed.get(self.best(p), {})
-            total += sum(
-                kept.contribution.steps
-                for key, kept in fragment.worker.inbox.items()
-                if key[0] == sim.peer and key not in listed
-                if (sim.peer, sim.born, p, key[1]) not in self.lost
-            )
-        return total
+        listed = self.ledger.listed.get(self.best(p), {})
+        return sum(self.ledger.pending(sim, p, listed) for sim in self.alive())
 
     def _sample(self) -> None:
         if self.alive():

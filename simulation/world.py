@@ -22,8 +22,9 @@ from dugnad.averaging.outer import bits_of
 from dugnad.averaging.speed import speed_class
 from dugnad.averaging.tree import array_root
 from dugnad.averaging.view import ExchangeSettings
-from dugnad.averaging.worker import FragmentRules, FragmentWorker, Progress, WorkError
+from dugnad.averaging.worker import FragmentRules, FragmentWorker, WorkError
 from dugnad.dht.ids import PeerId
+from dugnad.peer.progress import ProgressLog
 from dugnad.simulation.carrier import Carrier
 from dugnad.simulation.checks import Checks, Violation
 from dugnad.simulation.network import message_events
@@ -79,6 +80,7 @@ class World(Carrier):
             self.rng("peer", number, born),
             disk,
             [],
+            ProgressLog(self.settings.fragments, SEQUENCE_TOKENS),
             step_s=step_s or self.settings.step_s,
         )
         sim.born = born
@@ -265,10 +267,15 @@ class World(Carrier):
         self.later(sim.step_s * sim.rng.uniform(0.5, 1.5), step)
 
     def _step(self, sim: SimPeer) -> None:
-        sim.step += 1
-        self._learn(sim)
-        for fragment in sim.fragments:
-            fragment.pieces.append(fm.UnitPiece(sim.born, sim.number * 1_000_000 + sim.step, 0, 1))
+        piece = self._piece(sim)
+        if piece is not None:
+            sim.step += 1
+            self._learn(sim)
+            sim.log.trained(sim.step, (piece,))
+
+    def _piece(self, sim: SimPeer) -> fm.UnitPiece | None:
+        """What the next step trains on: here a sequence that nobody else has."""
+        return fm.UnitPiece(sim.born, sim.number * 1_000_000 + sim.step + 1, 0, 1)
 
     def _learn(self, sim: SimPeer) -> None:
         """One played step: the numeric mode trains here."""
@@ -303,8 +310,10 @@ class World(Carrier):
                 self._obtain(sim, p, action)
             case ev.Settle(seq, share):
                 fragment.worker.settle(seq, share)
+                self.give_back(sim, p, seq, share)
             case ev.Forget(seq):
                 self.checks.forgotten(sim, p, seq)
+                sim.log.forget(p, seq)
                 fragment.worker.forget(seq)
             case ev.Adopt(digest, version, undone, applied, _):
                 names = [fm.header_digest(one.header, RUN) for one in applied]
@@ -326,28 +335,24 @@ class World(Carrier):
         delay = sim.rng.uniform(0.0, self.settings.weather.job_high_s)
         self.later(delay, lambda: self._tell(sim, p, event) if sim.born == born else None)
 
+    def give_back(self, sim: SimPeer, p: int, seq: int, share: float) -> tuple[fm.UnitPiece, ...]:
+        """What became of a contribution's work: the pieces that came back now."""
+        return sim.log.settled(p, seq, share)
+
     def _hand_in(self, sim: SimPeer, p: int, action: ev.HandIn) -> None:
         fragment = sim.fragments[p]
-        steps = sim.step - fragment.steps_handed
-        if steps < 1:
+        own_class = speed_class(SEQUENCE_TOKENS / sim.step_s, None)
+        eligible = sim.number not in self.outbound
+        progress = sim.log.take(p, action.seq, sim.step, speed_class=own_class, eligible=eligible)
+        if progress is None:
             self._answer(sim, p, ev.HandedIn(action.seq, None, ()))
             return
-        pieces = tuple(fragment.pieces)[-steps:]
-        fragment.pieces.clear()
-        fragment.steps_handed = sim.step
         sim.disk.seqs[p] = action.seq
-        progress = Progress(
-            sum(one.stop - one.start for one in pieces) * SEQUENCE_TOKENS,
-            steps,
-            pieces,
-            speed_class(SEQUENCE_TOKENS / sim.step_s, None),
-            sim.number not in self.outbound,
-        )
         made = fragment.worker.hand_in(action, fragment.theta, progress)
         signed = fm.sign_record(made, RUN, SimSigner(sim.peer))
         fragment.worker.signed_own(signed)
         self.checks.handed_in(sim, p, signed, fragment.worker)
-        self._answer(sim, p, ev.HandedIn(action.seq, signed, pieces))
+        self._answer(sim, p, ev.HandedIn(action.seq, signed, progress.pieces))
 
     def _sign(self, sim: SimPeer, p: int, header: fm.Header, inputs: tuple[fm.Input, ...]) -> None:
         digest = fm.header_digest(header, RUN)

@@ -30,6 +30,12 @@ REGRESSIONS = [
     pytest.param("everything", 72, marks=pytest.mark.slow),
     ("old-snapshot", 0),  # a peer that caught up version by version used a listed number again
 ]
+# the same with rosters and units cores
+MENDED = [
+    # work listed anew that had come back and gone along with later work: as much was dropped
+    ("everything", 2),
+    ("everything", 10),
+]
 
 
 def run(name: str, seed: int) -> Result:
@@ -53,6 +59,12 @@ def test_a_scenario_holds(name: str) -> None:
 @pytest.mark.parametrize(("name", "seed"), REGRESSIONS)
 def test_what_was_broken_stays_mended(name: str, seed: int) -> None:
     assert what(told(name, seed)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "seed"), MENDED)
+def test_what_was_broken_with_real_rosters_stays_mended(name: str, seed: int) -> None:
+    assert what(run(name, seed)) == []
 
 
 @pytest.mark.slow

@@ -46,6 +46,20 @@ def test_what_a_peer_hands_in_is_what_it_trained() -> None:
     assert len(listed(world)) > 250
 
 
+def test_work_that_is_listed_after_all_once_it_went_along_again_hides_no_later_work() -> None:
+    world = stage()
+    sim = world.alive()[0]
+    back = max(sim.log.sent[0])
+    assert world.give_back(sim, 0, back, 1.0)  # as if it had come back
+    world.run(world.now + 6.0)
+    assert sim.log.sent[0][back].carried
+    assert world.give_back(sim, 0, back, 0.0) == ()
+    since = world.now
+    world.run(world.now + 40.0)
+    assert work_of(world).faults(listed(world), [], since) == []
+    assert world.ledger.listed_steps[world.best(0)] + world.pending(0) <= world.made
+
+
 def test_the_units_of_a_dead_peer_are_taken_over() -> None:
     world = stage()
     open_then = work_of(world).oldest_open(listed(world), 16)
