@@ -34,6 +34,8 @@ from dugnad.simulation.transfers import Piece, Transfers, hash_of
 
 SAMPLE_S: Final = 1.0
 """Virtual seconds between two points of the plot."""
+HANG_S: Final = 0.5
+"""How often a merge that hangs looks whether its peer still idles."""
 SLACK: Final = 64
 """Entries that a table may have above its bound between being filled and being pruned: one
 message's worth of commits."""
@@ -139,6 +141,7 @@ class Stage(Fates):
     def _do(self, sim: SimPeer, p: int, action: ev.Action) -> None:
         match action:
             case ev.Merge() | ev.Join() if self._is("idle", sim.peer):
+                self._hang(sim, p, action)
                 return
         super()._do(sim, p, action)
         match action:
@@ -163,6 +166,15 @@ class Stage(Fates):
                 if point is not None:
                     anchor = sim.fragments[p].worker.states[digest]
                     sim.disk.heads[p] = (point, digest, anchor)
+
+    def _hang(self, sim: SimPeer, p: int, action: ev.Merge | ev.Join) -> None:
+        """A merge hangs as long as its peer idles, and fails then."""
+        if self._is("idle", sim.peer):
+            self.later(HANG_S, partial(self._hang, sim, p, action))
+        elif self.peers[sim.peer] is sim:
+            other = action.other if isinstance(action, ev.Join) else fm.NO_DIGEST
+            failed = ev.Merged(action.parent, (), "", b"", 0, b"", b"", other=other)
+            self._tell(sim, p, failed)
 
     def _check_witness(self, sim: SimPeer, p: int, digest: bytes) -> None:
         """Nobody takes a head that only its home holds, unless no other member is there to ask."""

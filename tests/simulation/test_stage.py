@@ -86,6 +86,16 @@ def test_a_trap_waits_for_its_moment() -> None:
     assert not world.traps
 
 
+def test_a_home_that_idled_merges_again_when_it_wakes() -> None:
+    world = stage(2, outbound=(1,))
+    world.until[("idle", peer_of(0))] = world.now + 10.0
+    before = len(world.merged_at[0])
+    world.run(world.now + 10.0)
+    assert len(world.merged_at[0]) <= before + 1
+    world.run(world.now + 20.0)
+    assert len(world.merged_at[0]) >= before + 3
+
+
 def test_a_table_over_its_bound_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dugnad.simulation.stage.INBOX_MAX", 1)
     with pytest.raises(Violation, match="the inbox of peer"):
