@@ -79,7 +79,7 @@ class Report:
             heartbeats_lost=roster.heartbeats_lost() if roster is not None else 0,
             parameters=daemon.manifest.table.total,
             hand_ins=mine.hand_ins,
-            step_s=training.step_s,
+            learner_s=training.times(),
             slow_followers=[peer_text(peer) for peer in links.behind],
             last_takeover_s=vitals.last_takeover_s,
             join_to_listed_s=vitals.join_to_listed_s,

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from dugnad.averaging.formats import UnitPiece
@@ -22,7 +23,7 @@ from dugnad.averaging.worker import Progress
 from dugnad.peer.context import Beginning, Context, Found, begin
 from dugnad.peer.exchangeports import LearnerAway
 from dugnad.peer.learner.process import Exited, LearnerEvent, LearnerGone
-from dugnad.peer.learner.protocol import Captured, Failed, Idle, Ready, Step, Work
+from dugnad.peer.learner.protocol import Captured, Failed, Idle, Ready, Spent, Step, Work
 from dugnad.peer.pace import Pace
 from dugnad.peer.progress import ProgressLog, coalesced
 from dugnad.peer.revival import Again, GivenUp, Revival
@@ -98,6 +99,8 @@ class Training:
         self.tokens = 0
         self.step_s = 0.0
         """Seconds that steps took, of all learners so far."""
+        self.spent = Spent()
+        """And what their time went into between steps."""
         self.loss: float | None = None
         self.idle = False
         self.own_class: int | None = None
@@ -115,6 +118,11 @@ class Training:
     def tokens_per_s(self) -> float:
         """How fast it trains; 0 while nothing is known."""
         return self._pace.tokens_per_s
+
+    def times(self) -> dict[str, float]:
+        """What the learner's time went into, in seconds."""
+        spent = msgspec.structs.asdict(self.spent)
+        return {"steps": self.step_s, **spent}
 
     @property
     def trains(self) -> bool:
@@ -318,6 +326,7 @@ class Training:
 
     def _stepped(self, event: Step) -> None:
         self.idle = False
+        self.spent += event.spent
         pieces = tuple(UnitPiece(p.epoch, p.index, p.start, p.stop) for p in event.pieces)
         if event.skipped:
             self.hooks.on_note("learner", "a step was skipped: its gradient was not finite")

@@ -98,8 +98,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Of the model."""
     hand_ins: int = 0
     """Contributions of this peer that a home took over the network."""
-    step_s: float = 0.0
-    """Seconds that training steps took so far."""
+    learner_s: dict[str, float] = {}
+    """What the learner's time went into, seconds: training `steps`; between them it `served` the
+    exchange, did what else it was `asked`, `rested` for its owner's share, `starved` for work."""
     slow_followers: list[str] = []
     """Members that cannot fetch this peer's last commit before the next one is due."""
 

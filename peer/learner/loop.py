@@ -55,6 +55,7 @@ from dugnad.peer.learner.protocol import (
 from dugnad.peer.learner.proving import Proving
 from dugnad.peer.learner.schedule import learning_rate
 from dugnad.peer.learner.stepper import Stepper
+from dugnad.peer.learner.timesheet import Timesheet
 from dugnad.peer.learner.workqueue import WorkQueue
 
 IDLE_WAIT_S: Final = 0.2
@@ -143,6 +144,7 @@ class Learner:
         self._short_since = 0.0  # when the queue was first seen with less than a batch
         self._rest_until = 0.0
         self._proving: Proving | None = None
+        self._times = Timesheet()
 
     def run(self) -> None:
         """Choose device and micro-batch, say Ready, and train until Stop.
@@ -152,7 +154,7 @@ class Learner:
         """
         self._prepare()
         while not self._stopping:
-            self._handle_all(self._port.receive(0.0))
+            self._listen(0.0)
             wait_s = self._patience()
             if wait_s == 0.0:
                 self._train() if self._proving is None else self._prove()
@@ -161,7 +163,7 @@ class Learner:
                 self._idle_said = True
                 self._port.send(Idle())
             if not self._stopping:
-                self._handle_all(self._port.receive(wait_s))
+                self._listen(wait_s)
 
     def _prepare(self) -> None:
         start = self._start
@@ -248,6 +250,17 @@ class Learner:
             until = max(until, self._short_since + IDLE_WAIT_S)
         return max(0.0, until - now)
 
+    def _listen(self, wait_s: float | None) -> None:
+        """Hear what the daemon wants, within `wait_s`, and do it."""
+        begin = heard = time.monotonic()
+        messages = self._port.receive(wait_s)
+        if wait_s != 0.0:
+            heard = time.monotonic()
+            if not self._paused:
+                self._times.waited(begin, heard, self._rest_until)
+        self._handle_all(messages)
+        self._times.served(time.monotonic() - heard)
+
     def _handle_all(self, messages: list[ToLearner]) -> None:
         for message in messages:
             if not self._stopping:
@@ -264,10 +277,7 @@ class Learner:
             case Evaluate():
                 self._evaluate(message)
             case Sample():
-                text = self._anchors.sample(
-                    self._anchor.array, message.prompt, message.length, message.seed
-                )
-                self._port.send(Sampled(message.ticket, text))
+                self._sample(message)
             case Prove():
                 self._begin_proving(message)
             case Pause():
@@ -324,9 +334,18 @@ class Learner:
         )
         tokens = len(message.sequences) * self._start.config.context
         seconds = time.perf_counter() - begin
+        self._times.asked(seconds, served=True)
         rest = self._rest(seconds, time.process_time() - begin_cpu)  # its owner's share holds here
         self._rest_until = max(self._rest_until, time.monotonic()) + rest
         self._port.send(Evaluated(message.ticket, loss, tokens, seconds))
+
+    def _sample(self, message: Sample) -> None:
+        begin = time.perf_counter()
+        text = self._anchors.sample(
+            self._anchor.array, message.prompt, message.length, message.seed
+        )
+        self._times.asked(time.perf_counter() - begin, served=True)
+        self._port.send(Sampled(message.ticket, text))
 
     def _begin_proving(self, message: Prove) -> None:
         for chain in message.chains:
@@ -346,6 +365,7 @@ class Learner:
         begin, begin_cpu = time.perf_counter(), time.process_time()
         over = proving.advance(self._anchor.array, self._start.optimiser.learning_rate)
         seconds = time.perf_counter() - begin
+        self._times.asked(seconds)
         self._rest_until = time.monotonic() + self._rest(seconds, time.process_time() - begin_cpu)
         if over:
             self._end_proving(tuple(proving.values))
@@ -377,6 +397,7 @@ class Learner:
                 learning_rate=rate,
                 micro_batch=self._stepper.micro_batch,
                 skipped=result.skipped,
+                spent=self._times.take(),
             )
         )
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if result.skipped else 0

@@ -268,12 +268,31 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     threads: int
 
 
+class Spent(msgspec.Struct, frozen=True):
+    """Seconds besides training steps: serving the exchange, other work that it was asked for,
+    resting to keep to its owner's share, and without work to do."""
+
+    served: float = 0.0
+    asked: float = 0.0
+    rested: float = 0.0
+    starved: float = 0.0
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(
+            self.served + other.served,
+            self.asked + other.asked,
+            self.rested + other.rested,
+            self.starved + other.starved,
+        )
+
+
 class Step(msgspec.Struct, frozen=True, tag="step"):
     """One optimiser step is done. `step` counts them from first_step + 1; `loss` is in nats a
     token.
 
     `skipped`: the loss or gradient was not finite, so nothing was learned and `tokens` is 0; the
-    pieces were taken from the queue all the same. `queued_sequences`: left to train on.
+    pieces were taken from the queue all the same. `queued_sequences`: left to train on. `spent`:
+    since the step before, or since Ready.
     """
 
     step: int
@@ -285,6 +304,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     learning_rate: float
     micro_batch: int
     skipped: bool = False
+    spent: Spent = Spent()
 
 
 class Copied(msgspec.Struct, frozen=True, tag="copied"):
