@@ -29,6 +29,10 @@ and 14 % of the steps listed (two seeds), 0.35 had 61 and 68 %, 0.2 had 65 % (on
 SHARE_MIN: Final = 0.2
 """Of that, what hand-ins keep however much else the uplink carries: a peer that serves others all
 the time would else never hand in."""
+HOME_SHARE: Final = 0.25
+"""Of an interval: what a home's uplink may take to send the others a payload."""
+BETTER: Final = 1.5
+"""Another uplink is better when it is so many times as quick: measurements differ by a quarter."""
 QUARTILE: Final = 0.25
 """A commit's codec follows the downlink at the upper end of the slowest quarter."""
 LATE_WEIGHT: Final = 0.3
@@ -205,6 +209,21 @@ class LinkControl:
         size = CODECS[name].encoded_size(n)
         behind = tuple(sorted(p for p, rate in downlinks.items() if 0.0 < share * rate < size))
         return CommitChoice(name, behind, f"the slowest quarter has {slowest * 8e-6:.3g} Mbit/s")
+
+    def fit_for_home(self, fragment: int, interval_s: float, others: Sequence[float]) -> bool:
+        """Whether this peer should offer to be home of a fragment: it is unless its uplink takes
+        longer than HOME_SHARE of an interval to send everybody the payload, and half of all peers
+        have a better one (the `others`' uplinks in bytes a second; 0: unknown).
+
+        So at least half of a swarm is, and on equal lines everybody.
+        """
+        mine = min(rate for rate in (self.uplink, self.up_limit) if rate) if self.uplink else 0.0
+        if not mine or not others:
+            return True
+        size = CODECS[self._commit_names[-1]].encoded_size(self.sizes[fragment])
+        if len(others) * size <= HOME_SHARE * interval_s * mine:
+            return True
+        return sum(rate > BETTER * mine for rate in others) < (len(others) + 1) / 2.0
 
     def _part(self, fragment: int) -> float:
         """Its part of what is handed in between two hand-ins of one fragment."""

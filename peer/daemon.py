@@ -320,7 +320,8 @@ class Daemon:
         await contributions.start()
         await self.buddy.serve()
         await self.reachability.serve(self.swarm.substrate)
-        await PullServer(bulk, self.run_id, serving, traffic=traffic).start()
+        meter = self.links.serving()
+        await PullServer(bulk, self.run_id, serving, traffic=traffic, meter=meter).start()
 
     async def _serve_page(self) -> None:
         """The public page, where the owner asked for one; before anybody is met, so that a port

@@ -94,6 +94,10 @@ class CodecPort(Protocol):
         """The codec of a commit for these members; '' for the run's usual one."""
         ...
 
+    def fit_for_home(self, fragment: int, interval_s: float) -> bool:
+        """Whether my line is one that a home of this fragment should have."""
+        ...
+
     def listed(self, fragment: int, behind: int) -> None:
         """A contribution of mine was listed so many versions late, or never will be."""
         ...
@@ -117,6 +121,10 @@ class UsualCodecs:
     def commit(self, fragment: int, members: Iterable[PeerId], interval_s: float) -> str:
         """The usual one."""
         return ""
+
+    def fit_for_home(self, fragment: int, interval_s: float) -> bool:
+        """Yes: the same."""
+        return True
 
     def listed(self, fragment: int, behind: int) -> None:
         """Nothing follows from it."""

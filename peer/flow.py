@@ -116,9 +116,9 @@ class Flow:
         if self._shown:
             return Delivery(self._arrived, self._arrived / self.rate)
         seconds = now - self._began
-        on_line = max(0.0, seconds - self._rtt_s)
-        telling = not self._held and seconds >= max(self._shown_s, TRIPS_TELLING * self._rtt_s)
-        return Delivery(self._arrived, on_line, telling)
+        if self._held or seconds < max(self._shown_s, TRIPS_TELLING * self._rtt_s):
+            return Delivery(self._arrived, seconds, telling=False)  # it carried at least so much
+        return Delivery(self._arrived, seconds - self._rtt_s)
 
 
 def _window(rate: float, rtt_s: float) -> int:

@@ -10,7 +10,7 @@ Everything here runs in the fragment's learner lane.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dugnad.averaging import events as ev
@@ -101,6 +101,8 @@ class HandIns:
         progress = ports.learner.progress(p, seq, step)
         if progress is None:
             return None
+        if not ports.codecs.fit_for_home(p, shell.core.view.interval_s):
+            progress = replace(progress, eligible=False)
         try:
             if not again:
                 await ports.records.raise_seq(p, seq)

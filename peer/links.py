@@ -98,9 +98,17 @@ class Links:
         """What a push of this fragment is measured with."""
         return _Pushes(self, fragment)
 
+    def serving(self) -> Meter:
+        """What answers to those who pull are measured with."""
+        return _Answers(self)
+
+    def flow(self, peer: PeerId) -> Flow:
+        """A transfer to a peer, by what the link to it gave last."""
+        return Flow(self.control.link(peer), self.rtt(peer), stream_time())
+
     def begin(self, peer: PeerId, fragment: int) -> Flow:
         """A contribution sets out for a peer."""
-        flow = Flow(self.control.link(peer), self.rtt(peer), stream_time())
+        flow = self.flow(peer)
         if len(self._under_way) < PUSHES_MAX:
             self._under_way[id(flow)] = _Under(fragment, flow, peer)
         return flow
@@ -145,8 +153,7 @@ class Links:
     def hand_in(self, fragment: int, home: PeerId | None, interval_s: float) -> str:
         """The codec of the next hand-in of a fragment to its home; None: this peer is."""
         downlink = self._downlink(home) if home is not None else 0.0
-        uplink = self.daemon.swarm.traffic.uplink
-        self.control.line = uplink.rate if uplink is not None and uplink.full else 0.0
+        self._see_line()
         chosen = self.control.hand_in(
             fragment, home, interval_s, downlink=downlink, other=self._served_rate()
         )
@@ -164,6 +171,16 @@ class Links:
             self.daemon.note("link", f"too slow to follow every commit: {names} ({chosen.reason})")
         self.behind = chosen.behind
         return chosen.codec
+
+    def fit_for_home(self, fragment: int, interval_s: float) -> bool:
+        """Whether this peer should offer to be home, by its own uplink and what the others say of
+        theirs."""
+        roster, view = self.daemon.swarm.roster, self.daemon.averager.fragments[fragment].core.view
+        able = [peer for peer, can in view.live.items() if can]
+        adverts = [roster.advert(peer) if roster is not None else None for peer in able]
+        others = [float(one.up_bytes_per_s) if one is not None else 0.0 for one in adverts]
+        self._see_line()
+        return self.control.fit_for_home(fragment, interval_s, others)
 
     def listed(self, fragment: int, behind: int) -> None:
         """A contribution was listed so many versions late."""
@@ -203,6 +220,11 @@ class Links:
         trips = sorted(roster.trips) if roster is not None else []
         return trips[min(len(trips) - 1, int(P99 * len(trips)))] if trips else None
 
+    def _see_line(self) -> None:
+        """What the uplink gives, once it has shown its limit."""
+        uplink = self.daemon.swarm.traffic.uplink
+        self.control.line = uplink.rate if uplink is not None and uplink.full else 0.0
+
     def _downlink(self, peer: PeerId) -> float:
         """What a peer says of its own line; 0 while it says nothing."""
         roster = self.daemon.swarm.roster
@@ -232,3 +254,16 @@ class _Pushes:
 
     def end(self, peer: PeerId, flow: Flow) -> None:
         self.links.end(peer, flow)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """The meter of what others pull."""
+
+    links: Links
+
+    def begin(self, peer: PeerId) -> Flow:
+        return self.links.flow(peer)
+
+    def end(self, peer: PeerId, flow: Flow) -> None:
+        self.links.control.delivered(peer, flow.delivery(stream_time()))

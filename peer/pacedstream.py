@@ -28,6 +28,10 @@ ROOM_BYTES_MIN: Final = STEP_BYTES // 2
 """Room for less is no room: packets would be small and looks many."""
 SILENT_S: Final = 2.0
 """The first word of progress comes a round trip after the first step; more than any usual line."""
+TELL_BYTES_MIN: Final = 4 << 10
+"""Progress is told of after so many bytes, three packets, or ..."""
+TELL_PARTS: Final = 8
+"""... this part of a flow's window: what has arrived and is not told of yet takes up room in it."""
 FREE_BYTES: Final = 1024
 """Requests, answers and words of progress this long are counted and not held up: behind a shard on
 a line that its owner limits, each would wait a tenth of a second."""
@@ -84,6 +88,7 @@ class PacedStream:
         self._pending = 0
         """Of these bytes, those that have leave to go and were not given to the socket yet."""
         self._arrived = 0
+        self._begun = False
 
     async def read(self, n: int) -> bytes:
         """Exactly `n` bytes."""
@@ -92,13 +97,16 @@ class PacedStream:
         return room.take()
 
     async def read_into(
-        self, target: memoryview, tell: Callable[[int], Awaitable[None]] | None = None
+        self,
+        target: memoryview,
+        tell: Callable[[int], Awaitable[None]] | None = None,
+        each: int = TELL_BYTES_MIN,
     ) -> None:
-        """Fills `target`; `tell` is told after each step how much of it is here."""
+        """Fills `target`; `tell` is told after `each` bytes how much of it is here."""
         view, at = _bytes_of(target), 0
         free = len(view) <= FREE_BYTES
         while at < len(view):
-            step = self._step if tell is None else self._step // 2  # two of them fill a window
+            step = self._step if tell is None else max(TELL_BYTES_MIN, min(each, STEP_BYTES_MAX))
             part = view[at : at + self._traffic.down.step(step)]
             wait = self._traffic.down.take(len(part), stream_time())
             if not free:
@@ -146,9 +154,25 @@ class PacedStream:
         self._cut = reason
         self.abort()
 
+    def wants_words(self) -> int:
+        """After how many bytes each the other side should tell what has arrived; 0: it need not,
+        since this machine itself knows, or nobody measures this stream."""
+        if self.flow is None or self._acked is not None:
+            return 0
+        return max(TELL_BYTES_MIN, self.flow.window // TELL_PARTS)
+
+    def heard(self, total: int) -> None:
+        """The other side says that so many bytes of the flow have arrived."""
+        if self._begun:
+            self.told = min(total, self._sent)
+            self.look()
+
     def begin_flow(self) -> None:
-        """From here on the bytes are its flow's, and the other side is to tell what arrived."""
-        self._sent = self._arrived = self.told = 0
+        """From here on the bytes are its flow's, and the other side is to tell what arrived. Does
+        nothing the second time."""
+        if not self._begun:
+            self._sent = self._arrived = self.told = 0
+            self._begun = True
 
     def look(self) -> None:
         """Take note of what has arrived by now."""
@@ -157,7 +181,8 @@ class PacedStream:
         elif self.told is not None:
             arrived = self.told
         else:
-            return  # nobody can tell
+            self._unknown()
+            return
         new, now = arrived - self._arrived, stream_time()
         if not 0 <= new <= self._sent - self._arrived:
             return
@@ -173,6 +198,16 @@ class PacedStream:
                 self._traffic.under_way.add(self)
             else:
                 self._traffic.under_way.discard(self)
+
+    def _unknown(self) -> None:
+        """Nobody can tell what has arrived: of the uplink's pace it takes its part, and of what is
+        under way it says nothing."""
+        uplink, now = self._traffic.uplink, stream_time()
+        self._traffic.under_way.discard(self)
+        gone = self._sent - self._pending
+        new, self._arrived = max(0, gone - self._arrived), gone
+        if uplink is not None:
+            uplink.moved(id(self), new, 0, now, self._pending)
 
     async def _room(self, size: int) -> int:
         """Bytes that may go, at least ROOM_BYTES_MIN of `size`."""
@@ -191,10 +226,9 @@ class PacedStream:
             await asyncio.sleep(LOOK_S)
 
     def _rooms(self) -> list[int]:
-        """What holds this stream up: only where somebody can tell what has arrived."""
-        if self._acked is None and self.told is None:
-            return []
-        rooms = [self.flow.room()] if self.flow is not None else []
+        """What holds this stream up; its own flow only where somebody can tell what has arrived."""
+        known = self._acked is not None or self.told is not None
+        rooms = [self.flow.room()] if self.flow is not None and known else []
         uplink = self._traffic.uplink
         return rooms if uplink is None else [*rooms, uplink.room(stream_time())]
 
@@ -209,7 +243,10 @@ class PacedStream:
             if wait > 0.0 and self.flow is not None:
                 self.flow.paused()
         if self.flow is not None:
-            wait = max(wait, self.flow.sent(size, now))
+            if len(self._traffic.under_way) > (self in self._traffic.under_way):
+                self.flow.paused()  # others have their part of the line
+            known = self._acked is not None or self.told is not None
+            wait = max(wait, self.flow.sent(size, now)) if known else wait
         if wait > 0.0:
             await asyncio.sleep(wait)
 

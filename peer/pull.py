@@ -72,6 +72,8 @@ from dugnad.peer.transferwire import (
     GetStatements,
     GetStatementSummaries,
     GetSummaries,
+    Got,
+    Here,
     NotHere,
     PacedStream,
     Refusal,
@@ -220,6 +222,15 @@ class Puller:
         theta, momentum = (array.astype(np.float32, copy=False) for array in arrays)
         return theta, momentum
 
+    async def theta(self, peers: Sequence[PeerId], header: Header, size: int) -> Vector:
+        """The parameters alone, otherwise as `anchors`."""
+        array = np.empty(size, "<f4")
+        view = array.view(np.uint8).data
+        await self._collect(
+            peers, header, [Part("theta", header.theta_root, _FLOAT_BYTES * LEAF_PARAMS, view)]
+        )
+        return array.astype(np.float32, copy=False)
+
     # -- one answer from one peer --------------------------------------------------------------
 
     async def _ask(
@@ -244,7 +255,7 @@ class Puller:
     async def _ask_one(self, peer: PeerId, request: Request, limit: int) -> bytes:
         async with self._line(peer) as line:
             await write_frame(line, encode(request))
-            size = await _size(line)
+            size = (await _here(line)).size
             if size > limit:
                 raise Refusal(f"it offered {size} bytes where at most {limit} can be due")
             return await line.read(size)
@@ -320,8 +331,8 @@ class _Unserved(Exception):
     """A donor says that it does not have the thing or is busy."""
 
 
-async def _size(line: PacedStream) -> int:
-    """The size in the next answer; _Unserved with its reason if it is a no, Refusal if garbage."""
+async def _here(line: PacedStream) -> Here:
+    """The next answer; _Unserved with its reason if it is a no, Refusal if garbage."""
     data = await read_frame(line, ANSWER_BYTES_MAX)
     try:
         answer: Answer = decode(data, Answer, ANSWER_BYTES_MAX)  # type: ignore[arg-type]
@@ -329,13 +340,13 @@ async def _size(line: PacedStream) -> int:
         raise Refusal(fault.reason) from None
     if isinstance(answer, NotHere):
         raise _Unserved(plain(answer.reason))
-    return answer.size
+    return answer
 
 
 async def _fetch_hashes(line: PacedStream, job: Job, part: Part) -> tuple[bytes, ...]:
     """The leaf hashes of a part, matching its root; Refusal when they do not."""
     await write_frame(line, encode(GetLeaves(part.kind, job.fragment, job.digest)))
-    size = await _size(line)
+    size = (await _here(line)).size
     if size != part.count * HASH_BYTES:
         raise Refusal(f"{size} bytes of hashes for {part.count} leaves of {part.kind}")
     data = await line.read(size)
@@ -362,19 +373,24 @@ async def _fetch_batches(line: PacedStream, job: Job, held: deque[Batch], flow: 
             await write_frame(line, encode(job.request(held[-1])))
         if not held:
             return
-        await _fetch_batch(line, held[0])
+        await _fetch_batch(line, held[0], got)
         got += len(held.popleft().view)
         flow.arrived(got, loop.time())
         job.done()
 
 
-async def _fetch_batch(line: PacedStream, batch: Batch) -> None:
-    """Receives a batch in place; Refusal when a leaf is not what its hash says."""
-    size = await _size(line)
-    view = batch.view
+async def _fetch_batch(line: PacedStream, batch: Batch, before: int) -> None:
+    """Receives a batch in place, after so many bytes `before` it on this stream; Refusal when a
+    leaf is not what its hash says."""
+    here, view = await _here(line), batch.view
+    size = here.size
     if size != len(view):
         raise Refusal(f"{size} bytes of {batch.part.kind} where {len(view)} were due")
-    await line.read_into(view)
+
+    async def tell(arrived: int) -> None:
+        await write_frame(line, encode(Got(before + arrived)))
+
+    await line.read_into(view, tell if here.each else None, here.each)
     bad = await off_loop(size, batch.bad_leaf)
     if bad is not None:
         raise Refusal(f"leaf {bad} of {batch.part.kind} has another hash than its list says")

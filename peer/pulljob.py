@@ -89,7 +89,8 @@ class Job:
 
     def request(self, batch: Batch) -> GetPieces:
         """What to ask for it."""
-        return GetPieces(batch.part.kind, self.fragment, self.digest, batch.first, batch.count)
+        part = batch.part
+        return GetPieces(part.kind, self.fragment, self.digest, batch.first, batch.count, True)
 
     def next(self, room: int) -> Batch:
         """A batch to ask for, of at most `room` bytes or of one leaf; the rest of it goes back."""

@@ -1,7 +1,7 @@
 """The sending end of a contribution: the offer, the payload as its flow allows, and the answer.
 
-While a payload comes in its receiver tells how much of it has arrived (a frame of a 0 byte and a
-64-bit count; an answer is printable text, so the two cannot be mistaken): over libp2p nobody else
+While a payload comes in over libp2p its receiver tells how much of it has arrived (a frame of a 0
+byte and a 64-bit count; an answer is printable text, so the two cannot be mistaken): nobody else
 can. A receiver of an older release tells nothing; then only the machine's own pace holds.
 """
 
@@ -58,7 +58,8 @@ async def push(
             try:
                 line, began = PacedStream(stream, timeout_s, traffic), loop.time()
                 line.flow = flow
-                offer = encode(Offer(contribution, pieces, tells=flow is not None))
+                each = line.wants_words()
+                offer = encode(Offer(contribution, pieces, each > 0, each))
                 reason = await _Push(line, len(payload)).run(offer, payload)
                 if not reason:
                     traffic.push_bytes_per_s = len(payload) / max(loop.time() - began, 1e-4)
@@ -107,8 +108,7 @@ class _Push:
 
     def _told(self, total: int) -> None:
         if self._line.flow is not None and total <= self._size:
-            self._line.told = total
-            self._line.look()
+            self._line.heard(total)
 
     async def _send(self, offer: bytes, payload: bytes) -> bool:
         """Whether all was sent; if not, the reading side says why."""

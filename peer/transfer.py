@@ -28,7 +28,7 @@ from dugnad.averaging.tree import LEAF_PARAMS, Vector, array_bytes, leaf_hashes,
 from dugnad.averaging.worker import Commit
 from dugnad.dht.frames import FrameError, read_frame, write_frame
 from dugnad.dht.ids import PeerId, RunId
-from dugnad.dht.ports import Stream, Transport
+from dugnad.dht.ports import Stream, Transport, TransportError
 from dugnad.dht.records import RecordError, Verifier, decode, encode
 from dugnad.peer.flow import Meter, Rates
 from dugnad.peer.pacedstream import stream_time
@@ -47,6 +47,7 @@ from dugnad.peer.transferwire import (
     PULLS_PER_PEER_MAX,
     READS_AT_ONCE,
     REQUEST_BYTES_MAX,
+    REQUESTS_HELD_MAX,
     SENDING_BYTES_MAX,
     SENDING_PER_PEER_BYTES_MAX,
     Gate,
@@ -61,6 +62,7 @@ from dugnad.peer.transferwire import (
     GetStatements,
     GetStatementSummaries,
     GetSummaries,
+    Got,
     Here,
     NotHere,
     Offer,
@@ -87,6 +89,8 @@ Refused = Callable[[PeerId, str], None]
 """(sender, reason): told of every contribution that was turned down."""
 
 _FLOAT_BYTES: Final = 4
+LISTEN_S: Final = 86_400.0
+"""How long the next request may take while an answer is on its way: that has a limit of its own."""
 
 
 class ContributionServer:
@@ -148,7 +152,8 @@ class ContributionServer:
             raise Refusal("a draft is taken from its maker only")
         self._check(made, offer.pieces)
         room = Room(made.payload_bytes)
-        await line.read_into(room.view, partial(_tell, line) if offer.tells else None)
+        tell = partial(_tell, line) if offer.tells else None
+        await line.read_into(room.view, tell, offer.each)
         payload = room.take()
         found = await off_loop(len(payload), partial(_payload_root, payload, made.codec))
         if found != made.payload_root:
@@ -263,13 +268,17 @@ class PullServer:
     async def _serve(self, stream: Stream) -> None:
         line = PacedStream(stream, self._idle_s, self._traffic)
         line.flow = flow = self._meter.begin(stream.peer)
+        asked = _Asked(PacedStream(stream, LISTEN_S, self._traffic), line)
+        reading = asyncio.create_task(asked.read(), name="requests in")
         try:
             with self._streams.hold(stream.peer):
                 while True:
-                    await self._answer(line, await _request(line))
+                    await self._answer(line, await asked.next(self._idle_s))
         except Refusal as refusal:
             await write_frame(line, encode(NotHere(refusal.reason)))
         finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
             self._meter.end(stream.peer, flow)
             line.done()
 
@@ -277,8 +286,12 @@ class PullServer:
         """Answers one request. A refusal of it leaves the stream usable."""
         try:
             data = await self._find(request)
+            tells = isinstance(request, GetPieces) and request.tells
+            each = line.wants_words() if tells else 0
             with self._sending.hold(line.peer, data.nbytes):
-                await write_frame(line, encode(Here(data.nbytes)))
+                await write_frame(line, encode(Here(data.nbytes, each)))
+                if each:
+                    line.begin_flow()
                 await line.write(data)
                 self._traffic.served += data.nbytes
         except Refusal as refusal:
@@ -313,6 +326,8 @@ class PullServer:
                 found = encode(tuple(summarise(names, part) for part in ranges))
             case GetStatements(names):
                 found = encode(self._donor.statements(names))
+            case Got():
+                raise Refusal("that is no question")
         if found is None:
             raise Refusal("it is not here")
         return memoryview(found)
@@ -362,6 +377,40 @@ class PullServer:
                 break
             fitting.append(record)
         return encode(fitting) if fitting else None
+
+
+class _Asked:
+    """The requests of one stream, read while answers are sent: words of progress lie between."""
+
+    def __init__(self, ears: PacedStream, line: PacedStream) -> None:
+        """`ears` and `line` are the same stream; what is told is the line's."""
+        self._ears, self._line = ears, line
+        self._held: asyncio.Queue[Request | Refusal | TransportError] = asyncio.Queue(
+            REQUESTS_HELD_MAX
+        )
+
+    async def read(self) -> None:
+        """Until the stream ends, or somebody asks for what cannot be."""
+        try:
+            while True:
+                request = await _request(self._ears)
+                if isinstance(request, Got):
+                    self._line.heard(request.total)
+                else:
+                    await self._held.put(request)
+        except (Refusal, TransportError) as end:
+            await self._held.put(end)
+
+    async def next(self, idle_s: float) -> Request:
+        """The next one; what ended the reading; Stalled when nothing comes for so long."""
+        try:
+            async with asyncio.timeout(idle_s):
+                found = await self._held.get()
+        except TimeoutError:
+            raise Stalled(f"nothing was asked for {idle_s:g} s") from None
+        if isinstance(found, Refusal | TransportError):
+            raise found
+        return found
 
 
 async def _request(line: PacedStream) -> Request:

@@ -5,7 +5,8 @@ Two protocols, each on streams of its own so that nothing large delays a control
 * CONTRIBUTE: an `Offer` frame and the payload's bytes; the answer is one frame of text, empty when
   the contribution was taken. Where the offer wants it, frames of progress come before.
 * PULL: any number of requests, one frame each, answered in order by a `NotHere` frame or by a
-  `Here` frame and that many bytes. A request may be sent before the last one is answered.
+  `Here` frame and that many bytes. A request may be sent before the last one is answered. Where the
+  answer wants it, `Got` frames tell of progress meanwhile.
 """
 
 from __future__ import annotations
@@ -94,6 +95,9 @@ PULLS_MAX: Final = 128
 SENDING_PER_PEER_BYTES_MAX: Final = 8 << 20
 SENDING_BYTES_MAX: Final = 64 << 20
 """Bytes of answers being sent. Those of anchors and payloads are views, but hold the arrays."""
+REQUESTS_HELD_MAX: Final = 8
+"""Requests that were read while an answer is on its way, four times what our own pulls send ahead;
+more wait in the socket."""
 READS_AT_ONCE: Final = 2
 """Threads that read the disk for others: the pool is shared with hashing and merging."""
 DONORS_AT_ONCE: Final = 4
@@ -120,6 +124,8 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     tells: bool = False
     """Its sender wants to hear how much has arrived. Older releases pass over what they do not
     know at the end of a record."""
+    each: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """And that after so many bytes each."""
 
 
 class GetManifest(msgspec.Struct, frozen=True, array_like=True, tag="m"):
@@ -144,6 +150,8 @@ class GetPieces(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     digest: _Digest
     first: _Leaf
     count: _Leaves
+    tells: bool = False
+    """Whoever asks says with `Got` how much has arrived, if the answer wants to hear it."""
 
 
 class GetShard(msgspec.Struct, frozen=True, array_like=True, tag="s"):
@@ -194,6 +202,12 @@ class GetNews(msgspec.Struct, frozen=True, array_like=True, tag="n"):
     """Ask who is here and how the run stands, as `dugnad.peer.newswire.News`: for observers."""
 
 
+class Got(msgspec.Struct, frozen=True, array_like=True, tag="g"):
+    """No question: so many bytes of pieces have arrived on this stream. Nothing is answered."""
+
+    total: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
 Request = (
     GetManifest
     | GetLeaves
@@ -206,6 +220,7 @@ Request = (
     | GetStatements
     | GetNews
     | GetBlock
+    | Got
 )
 
 
@@ -213,6 +228,9 @@ class Here(msgspec.Struct, frozen=True, array_like=True, tag="h"):
     """`size` bytes follow."""
 
     size: Annotated[int, msgspec.Meta(ge=0)]
+    each: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Whoever sends them wants to hear with `Got` how much has arrived, after so many bytes each;
+    0: it does not."""
 
 
 class NotHere(msgspec.Struct, frozen=True, array_like=True, tag="n"):
@@ -249,6 +267,10 @@ class PullError(Exception):
     def __init__(self, reason: str, blame: tuple[Blame, ...] = ()) -> None:
         super().__init__(reason)
         self.reason, self.blame = reason, blame
+
+
+class OthersTurn(PullError):
+    """Nobody was asked: another transfer had its turn on the line, which is over now."""
 
 
 def plain(text: str) -> str:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from dugnad.averaging.codecs import CODECS, COMMIT_CODECS
-from dugnad.averaging.linkcontrol import GAMMA, LINKS_MAX, SHARE_MIN, LinkControl
+from dugnad.averaging.linkcontrol import GAMMA, HOME_SHARE, LINKS_MAX, SHARE_MIN, LinkControl
 from dugnad.averaging.linkrate import Delivery
 from dugnad.dht.advert import SLOW_BYTES_PER_S
 from dugnad.dht.ids import PeerId
@@ -172,3 +172,36 @@ def test_our_own_line_bounds_every_link_and_helps_those_that_are_unknown() -> No
     assert made.rate_to(OTHER, 2e6) == 4e5
     assert made.rate_to(OTHER) == SLOW_BYTES_PER_S
     assert made.uplink == 4e5
+
+
+def test_whoever_takes_long_to_serve_a_payload_leaves_a_homes_duty_to_better_lines() -> None:
+    made = control(richest_commit="int8")
+    size = CODECS["int8"].encoded_size(SIZES[0])
+    made.line = 0.9 * 3 * size / (HOME_SHARE * SECONDS)
+    better, like, worse = 2.0 * made.line, made.line, 0.5 * made.line
+    assert not made.fit_for_home(0, SECONDS, [better, better, worse])
+    assert made.fit_for_home(0, SECONDS, [like, like, like]), "on equal lines everybody"
+    assert made.fit_for_home(0, SECONDS, [better, like, worse]), "the better half at least"
+    assert made.fit_for_home(0, SECONDS, [0.0, 0.0, better]), "of unknown lines nothing is expected"
+    made.line *= 1.2
+    assert made.fit_for_home(0, SECONDS, [better, better, better]), "in time is good enough"
+
+
+def test_of_any_swarm_at_least_half_are_fit_for_home() -> None:
+    rng = random.Random(3)
+    for _ in range(50):
+        rates = [rng.choice([1e4, 3e4, 1e5, 1e6, 1e7]) for _ in range(rng.randint(1, 12))]
+        fit = 0
+        for at, rate in enumerate(rates):
+            made = control(richest_commit="int8")
+            made.line = rate
+            fit += made.fit_for_home(0, SECONDS, rates[:at] + rates[at + 1 :])
+        assert fit * 2 >= len(rates)
+
+
+def test_a_peer_that_knows_nothing_of_its_line_or_is_limited_by_its_owner() -> None:
+    made = control(richest_commit="int8")
+    assert made.fit_for_home(0, SECONDS, [1e9, 1e9])
+    made.line, made.up_limit = 1e9, 10.0
+    assert not made.fit_for_home(0, SECONDS, [1e9, 1e9])
+    assert made.fit_for_home(0, SECONDS, [])

@@ -122,6 +122,15 @@ def test_a_transfer_that_took_hardly_longer_than_its_way_is_no_word_either() -> 
     assert not flow.delivery(0.1).telling
 
 
+def test_a_few_bytes_that_overtake_the_usual_round_trip_are_no_word_of_a_quick_line() -> None:
+    link = LinkRate(25_000.0)
+    flow = Flow(link, 0.5, 0.0)  # its heartbeats had to wait behind something
+    flow.sent(8_000, 0.0)
+    flow.arrived(8_000, 0.1)
+    link.learn(flow.delivery(0.1))
+    assert link.rate <= 8_000 / 0.1
+
+
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(-(2**40), 2**40), st.floats(0.0, 1.0)), max_size=40))
 def test_false_words_of_progress_never_open_the_window_further(

@@ -31,6 +31,8 @@ class World:
     codec: str = "auto"
     upload_mbit: float = 0.0
     downlinks: dict[PeerId, int] = field(default_factory=dict)
+    uplinks: dict[PeerId, int] = field(default_factory=dict)
+    live: dict[PeerId, bool] = field(default_factory=dict)
     told: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     traffic: Traffic = field(default_factory=lambda: Traffic(uplink=Uplink()))
@@ -39,7 +41,10 @@ class World:
         roster = SimpleNamespace(
             rtt=lambda peer: 0.05,
             trips=[0.1] * 98 + [0.9, 0.9],
-            advert=lambda peer: SimpleNamespace(down_bytes_per_s=self.downlinks.get(peer, 0)),
+            advert=lambda peer: SimpleNamespace(
+                down_bytes_per_s=self.downlinks.get(peer, 0),
+                up_bytes_per_s=self.uplinks.get(peer, 0),
+            ),
         )
         swarm = SimpleNamespace(
             traffic=self.traffic, roster=roster, advertise=lambda **rates: self.told.append(rates)
@@ -52,6 +57,12 @@ class World:
             ),
             settings=SimpleNamespace(codec=self.codec, upload_mbit=self.upload_mbit),
             swarm=swarm,
+            averager=SimpleNamespace(
+                fragments=[
+                    SimpleNamespace(core=SimpleNamespace(view=SimpleNamespace(live=self.live)))
+                    for _ in SIZES
+                ]
+            ),
             happenings=SimpleNamespace(label=lambda peer: peer.hex()[:6]),
             note=lambda kind, text: self.notes.append(text),
         )
@@ -111,6 +122,37 @@ def test_a_fragment_is_busy_while_its_contribution_moves() -> None:
         assert links.busy(0)
         links.end(HOME, flow)
         assert not links.busy(0)
+
+    run_virtual(story())
+
+
+def test_a_slow_line_among_better_ones_offers_no_homes_duty() -> None:
+    async def story() -> None:
+        world = World(live={HOME: True, OTHER: True}, uplinks={HOME: 10**6, OTHER: 10**6})
+        links = world.links()
+        assert links.fit_for_home(0, INTERVAL_S), "nothing is known of its line yet"
+        links.control.link(HOME).rate = 50_000.0
+        assert not links.fit_for_home(0, INTERVAL_S)
+        assert links.fit_for_home(0, 100 * INTERVAL_S), "it has the time"
+        world.uplinks[HOME], world.live[OTHER] = 50_000, False
+        assert links.fit_for_home(0, INTERVAL_S), "who takes no duty is no better"
+
+    run_virtual(story())
+
+
+def test_what_is_served_to_others_teaches_the_link_to_them() -> None:
+    async def story() -> None:
+        links = World().links()
+        meter = links.serving()
+        flow = meter.begin(HOME)
+        flow.sent(10_000, stream_time())
+        for arrived in range(10_000, 300_001, 10_000):
+            flow.sent(10_000, stream_time())
+            await pass_time(10_000 / 40_000.0)
+            flow.arrived(arrived, stream_time())
+        meter.end(HOME, flow)
+        assert links.rate(HOME) == pytest.approx(40_000.0, rel=0.2)
+        assert not links.busy(0), "it is no contribution"
 
     run_virtual(story())
 
