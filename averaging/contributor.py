@@ -10,7 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from dugnad.averaging.events import Forget, HandedIn, HandIn, SendContribution, Settle
+from dugnad.averaging.events import (
+    CancelSend,
+    Forget,
+    HandedIn,
+    HandIn,
+    SendContribution,
+    Settle,
+)
 from dugnad.averaging.formats import Contribution, UnitPiece
 from dugnad.averaging.view import View
 from dugnad.dht.ids import PeerId
@@ -151,10 +158,11 @@ class Contributor:
         ]
 
     def act(self) -> None:
-        """Hand in when due; send what is open to whoever is home."""
+        """Hand in when due; send what is open to whoever is home, and to nobody else."""
         view = self.view
         if view.now >= view.quiet_until:
             self._hand_in()
+            self._stop_sending()
             self._send()
 
     def _hand_in(self) -> None:
@@ -172,6 +180,21 @@ class Contributor:
         self.making = self.next_seq
         self.next_seq += 1
         view.out.append(HandIn(self.making, view.head.version, view.head.digest))
+
+    def _stop_sending(self) -> None:
+        """End what is still under way to who was home before, or is settled by now: a slow line
+        would carry it beside what counts, and make that late, too.
+        """
+        view, home = self.view, self.view.current_home()
+        if home is None:
+            return
+        for seq, own in sorted(self.own.items()):
+            wanted = None
+            if home != view.me and seq in self.open():
+                wanted = self._receiver(own, home)
+            for to in [p for p, state in own.sent.items() if state == "sending" and p != wanted]:
+                del own.sent[to]
+                view.out.append(CancelSend(seq, to))
 
     def _send(self) -> None:
         view = self.view

@@ -199,11 +199,14 @@ class Obtained:
 
 @dataclass(frozen=True, slots=True)
 class ObtainFailed:
-    """Answers :class:`Obtain`. ``lied``: complete and verified bytes give other roots."""
+    """Answers :class:`Obtain`. ``lied``: complete and verified bytes give other roots. ``waited``:
+    nobody was asked, since something else had its turn; now there may be a better one to ask for.
+    """
 
     digest: bytes
     reason: str
     lied: bool = False
+    waited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +259,14 @@ class HandIn:
     seq: int
     base: int
     base_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CancelSend:
+    """End a :class:`SendContribution` that is under way: nobody needs it any more. Not answered."""
+
+    seq: int
+    to: PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +404,7 @@ class Note:
 
 Action = (
     HandIn
+    | CancelSend
     | SendContribution
     | Forward
     | Merge

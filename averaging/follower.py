@@ -71,7 +71,6 @@ class Follower:
         """Digest -> when its chain was asked for last, and of whom."""
         self.failed: dict[bytes, tuple[float, int]] = {}
         """Digest -> (try again at, tries so far)."""
-        self.getting: bytes | None = None
         self.acks: dict[bytes, dict[bytes, Ack]] = {}
         self.acknowledged: dict[bytes, None] = {}
         self.seen: dict[bytes, float] = {}
@@ -271,8 +270,8 @@ class Follower:
         """The anchors after a commit are here."""
         self.joiner.obtained(digest)
         self.view.held.add(digest)
-        if self.getting == digest:
-            self.getting = None
+        if self.view.getting == digest:
+            self.view.getting = None
         self.failed.pop(digest, None)
         self._drop_states(below=False)
         self.dirty = True
@@ -280,9 +279,11 @@ class Follower:
     def obtain_failed(self, event: ObtainFailed) -> None:
         """Nobody served it, or it is not what its header says."""
         self.joiner.obtain_failed(event)
-        if self.getting == event.digest:
-            self.getting = None
-        if event.lied:
+        if self.view.getting == event.digest:
+            self.view.getting = None
+        if event.waited:
+            pass  # the newest is chosen anew, at once
+        elif event.lied:
             self._refuse(event.digest, f"a commit is refused: {event.reason}")
         else:
             tries = self.failed.get(event.digest, (0.0, 0))[1] + 1
@@ -301,7 +302,7 @@ class Follower:
         if node is not None:
             self._adopt(node)
             changed = True
-        if self.getting is None:
+        if self.view.getting is None:
             self._get()
         self.looked_at = self.view.now
         return changed
@@ -357,7 +358,8 @@ class Follower:
             if whole and not alone and not witnessed(view, node):
                 continue
             if sources := view.sources(node):
-                self.getting = node.digest
+                self.view.getting = node.digest
+                self.view.first_try = node.digest not in self.failed
                 view.out.append(Obtain(node.digest, node.record.header, sources, whole))
                 return True
         return False

@@ -43,7 +43,7 @@ from dugnad.averaging.joiner import Joiner
 from dugnad.averaging.node import seq_rows
 from dugnad.averaging.speed import class_speed
 from dugnad.averaging.succession import LearnedDelay
-from dugnad.averaging.view import View
+from dugnad.averaging.view import GRACE_SHARE, View
 from dugnad.dht.ids import PeerId
 
 INBOX_MAX: Final = 256
@@ -60,8 +60,6 @@ QUERY_S: Final = 0.5
 """An heir waits this long for word of a commit that exists already."""
 GRACE_MAX_S: Final = 30.0
 """Arrivals on home lines spread by seconds; an interval's share (next) bounds it, too."""
-GRACE_SHARE: Final = 0.25
-"""Grace is at most this share of an interval: learners lose nothing, they train on."""
 ALONE_FACTOR: Final = 3.0
 """With less than half of the members' weight a home waits this many commit delays (rule 9)."""
 
@@ -237,17 +235,32 @@ class Home:
         start = max(view.due_at, self.duty_since or view.now, floor)
         if view.live and self._heir():
             start = max(start, (self.asked_at or view.now) + QUERY_S)
-        have = {PeerId(peer) for peer, _ in usable}
-        live = (set(view.live) - view.banned) | {view.me}
-        expected = {PeerId(row.peer) for row in view.head.members if row.peer in live}
-        if self.contributor.making is not None:
-            expected.add(view.me)
-        if expected <= have and (expected or not view.live):
+        fresh = {
+            PeerId(peer)
+            for (peer, _), (made, _) in usable.items()
+            if made.base == view.head.version
+        }
+        if self._expected() <= fresh and (fresh or not view.live):
             return start
-        grace = min(self.grace.limit(), GRACE_SHARE * view.interval_s)
-        if self._majority(have):
+        grace = GRACE_SHARE * view.interval_s
+        if self.grace.learned:
+            grace = min(grace, self.grace.limit())
+        if self._majority({PeerId(peer) for peer, _ in usable}):
             return start + grace
         return start + max(grace, ALONE_FACTOR * view.commit_delay.limit())
+
+    def _expected(self) -> set[PeerId]:
+        """Who may still hand in what was learned on this head: live members, at version 0 whoever
+        is live. What one of them made on an older head is late; if that were enough, everybody's
+        next one would be late, too, and so on for ever.
+        """
+        view = self.view
+        live = set(view.live) - view.banned
+        members = {PeerId(row.peer) for row in view.head.members}
+        expected = members & live if members else live
+        if self.contributor.making is not None:
+            expected.add(view.me)
+        return expected
 
     def _heir(self) -> bool:
         """Whether somebody else would have had this duty, were it not lost or passed over."""
@@ -268,28 +281,39 @@ class Home:
             return
         if self.work_since is None:
             self.work_since = view.now
-            self.pass_at = view.now + view.commit_delay.limit()
+            self.pass_at = view.now + view.patience()
         home = view.current_home()
-        if self.pass_at is None or view.now < self.pass_at:
+        if self.pass_at is None or view.now < self.pass_at or self._comes():
             return
-        self.pass_at = view.now + view.commit_delay.limit()
+        self.pass_at = view.now + view.patience()
         if home is None:
             view.passed.clear()  # everybody was passed over: begin again
         elif home != view.me:
             view.passed.add(home)
             view.note("succession", "a home has not committed in time and is passed over")
 
+    def _comes(self) -> bool:
+        """Whether a commit on top of the head is being fetched: its home has not failed, its line
+        is slow. A fetch that gets nowhere ends by itself; one that takes an interval is no use.
+        """
+        view = self.view
+        if view.getting is None or not view.first_try:
+            return False
+        node = view.lineage.get(view.getting)
+        in_time = view.now < view.due_at + view.interval_s
+        return in_time and node is not None and view.lineage.is_ancestor(view.head, node)
+
     def moves(self, peer: PeerId) -> None:
         """My contribution to ``peer`` is on its way and moving: a home on a slow line has not
         stopped, and whoever came after it would have to be sent everything again.
         """
         if self.pass_at is not None and peer == self.view.current_home():
-            self.pass_at = max(self.pass_at, self.view.now + self.view.commit_delay.limit())
+            self.pass_at = max(self.pass_at, self.view.now + self.view.patience())
 
     def home_lost(self, peer: PeerId) -> None:
         """A lost home is skipped at once; its heir gets a full delay of its own."""
         if self.work_since is not None and peer == self.view.current_home():
-            self.pass_at = self.view.now + self.view.commit_delay.limit()
+            self.pass_at = self.view.now + self.view.patience()
 
     # -- making the commit ---------------------------------------------------------------------
 
@@ -369,7 +393,7 @@ class Home:
         if self.work_since is None:
             times.append(max(view.due_at, view.quiet_until))
         elif self.pass_at is not None:
-            times.append(self.pass_at)
+            times.append(self.pass_at)  # while a commit comes, that comes first
         mine = view.current_home() == view.me
         if mine and self.merging is None and not self.signing and self.duty_since is not None:
             times.append(max(self._close_at(usable), view.quiet_until, self.hold_until))

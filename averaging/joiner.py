@@ -70,7 +70,7 @@ class Joiner:
         """Nobody served them."""
         if self.getting == event.digest:
             self.getting = None
-            self.retry_at = self.view.now + RETRY_S
+            self.retry_at = self.view.now + (0.0 if event.waited else RETRY_S)
 
     # -- which side I am on --------------------------------------------------------------------
 

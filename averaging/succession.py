@@ -69,13 +69,18 @@ class LearnedDelay:
         """Remember one observed delay; negative ones count as none."""
         self.samples.append(max(0.0, seconds))
 
+    @property
+    def learned(self) -> bool:
+        """Whether enough was seen to say how it spreads."""
+        return len(self.samples) >= SAMPLES_MIN
+
     def typical(self) -> float:
         """The median of what was seen, or the first guess."""
         return median(self.samples) if self.samples else self.first
 
     def limit(self) -> float:
         """How long to wait before something counts as late."""
-        if len(self.samples) < SAMPLES_MIN:
+        if not self.learned:
             return min(max(self.first, self.low), self.high)
         middle = median(self.samples)
         spread = median(abs(one - middle) for one in self.samples)

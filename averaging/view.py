@@ -23,6 +23,11 @@ COMMIT_DELAY_MIN_S: Final = 1.0
 """A home is never passed over sooner: peers on busy cores differ by hundreds of milliseconds."""
 COMMIT_DELAY_MAX_S: Final = 30.0
 """Nor later: a fragment stands still meanwhile."""
+COMMIT_DELAY_FIRST_S: Final = 2.0
+"""What a home takes while nothing is learned yet, where intervals are short."""
+GRACE_SHARE: Final = 0.25
+"""A home waits for contributions this share of an interval at most: learners lose nothing, they
+train on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,10 @@ class View:
     """Live peers (not me) and whether they can be home."""
     held: set[bytes] = field(default_factory=set)
     """Commits whose anchors the shell holds."""
+    getting: bytes | None = None
+    """The commit whose payload or anchors are being fetched ..."""
+    first_try: bool = True
+    """... and whether nobody has failed to serve it yet."""
     joining: bytes | None = None
     """The other side's head that a join may need the anchors of."""
     holders: dict[bytes, dict[PeerId, None]] = field(default_factory=dict)
@@ -77,7 +86,7 @@ class View:
     """After a jump of the clock: no duties before the others' heads are known."""
     commit_delay: LearnedDelay = field(
         default_factory=lambda: LearnedDelay(
-            low=COMMIT_DELAY_MIN_S, high=COMMIT_DELAY_MAX_S, first=2.0
+            low=COMMIT_DELAY_MIN_S, high=COMMIT_DELAY_MAX_S, first=COMMIT_DELAY_FIRST_S
         )
     )
     out: list[Action] = field(default_factory=list)
@@ -93,6 +102,17 @@ class View:
     def wall_ms(self) -> int:
         """Wall clock in milliseconds, corrected by what peers say."""
         return int((self.now + self.wall_offset_s) * 1000.0)
+
+    def patience(self) -> float:
+        """Seconds after which a home that has not committed is passed over: as learned; before
+        that no less than a home may wait for contributions, or on slow lines everything would be
+        sent again to its heir.
+        """
+        limit = self.commit_delay.limit()
+        if self.commit_delay.learned:
+            return limit
+        waits = GRACE_SHARE * self.interval_s + COMMIT_DELAY_MIN_S
+        return min(max(limit, waits), COMMIT_DELAY_MAX_S)
 
     def note(self, kind: str, text: str) -> None:
         """Tell a person."""

@@ -21,20 +21,15 @@ from dugnad.averaging.exchange import Exchange
 from dugnad.averaging.linkcontrol import lateness
 from dugnad.averaging.worker import Commit, FragmentWorker, Kept, WorkError
 from dugnad.dht.ids import PeerId
-from dugnad.dht.ports import TransportError
 from dugnad.dht.records import encode
 from dugnad.peer.exchangeports import LearnerAway, Ports
 from dugnad.peer.handin import Draft, HandIns
-from dugnad.peer.pull import PullError
+from dugnad.peer.sendings import Sendings
 from dugnad.peer.store import Promise, StoreError
+from dugnad.peer.transferwire import OthersTurn, PullError
 
 LANE_MAX: Final = 256
 """Jobs waiting in one lane; the cores ask for a handful at a time."""
-PUSH_TIMEOUT_S: Final = 60.0
-"""A contribution that takes longer, and longer than two intervals (later nobody lists it), is sent
-again or replaced; the core does not wait for it."""
-WATCH_S: Final = 0.5
-"""Half of the shortest time after which a home is passed over."""
 THREADS: Final = 2
 """Threads for numbers, hashes and signatures: the learner has the cores."""
 
@@ -77,8 +72,7 @@ class Averager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._hand_ins = HandIns(ports, self._thread)
         self._closed = False
-        self._forwarding = 0
-        self._watches: dict[tuple[int, int, PeerId], asyncio.TimerHandle] = {}
+        self._sendings = Sendings(ports, self.feed, self._look_if_left)
         self.handed_over = asyncio.Event()
         """Set when, after LeaveNow, everything is in other hands."""
 
@@ -262,7 +256,7 @@ class Averager:
             case ev.DropPayload(key, _):
                 self._queue(shell.merge_lane, lambda: self._drop_payload(p, key))
             case ev.Forward(key, to):
-                self._own(self._forward(p, key, to), f"forward {p}")
+                self._forward(p, key, to)
             case ev.Merge():
                 self._queue(shell.merge_lane, lambda: self._merge(p, action))
             case ev.Join():
@@ -272,7 +266,9 @@ class Averager:
             case ev.Obtain():
                 self._own(self._obtain(p, action), f"obtain {p}")
             case ev.SendContribution(seq, to):
-                self._own(self._send_contribution(p, seq, to), f"send {p}/{seq}")
+                self._send_contribution(p, seq, to)
+            case ev.CancelSend(seq, to):
+                self._sendings.cancel((p, seq, to))
             case ev.Acknowledge():
                 self._own(self._acknowledge(p, action), f"acknowledge {p}")
 
@@ -390,7 +386,8 @@ class Averager:
                     shell.merge_lane, shell.worker.advance, action.digest, header, payload
                 )
         except PullError as fault:
-            self.feed(p, ev.ObtainFailed(action.digest, fault.reason))
+            waited = isinstance(fault, OthersTurn)
+            self.feed(p, ev.ObtainFailed(action.digest, fault.reason, waited=waited))
         except WorkError as fault:
             self.feed(p, ev.ObtainFailed(action.digest, fault.reason, fault.lied))
         else:
@@ -413,49 +410,22 @@ class Averager:
         self._queue(lane, job)
         await done
 
-    async def _send_contribution(self, p: int, seq: int, to: PeerId) -> None:
+    def _send_contribution(self, p: int, seq: int, to: PeerId) -> None:
         kept = self.fragments[p].worker.inbox.get((self.ports.signer.peer, seq))
-        if kept is None:
-            return
-        loop = asyncio.get_running_loop()
-        watch = loop.call_later(WATCH_S, self._watch_send, p, seq, to)
-        try:
-            refusal = await asyncio.wait_for(
-                self.ports.network.push(to, kept.contribution, kept.pieces, kept.payload),
-                max(PUSH_TIMEOUT_S, 2.0 * self.fragments[p].core.view.interval_s),
+        if kept is not None:
+            sending = self._sendings.send(
+                (p, seq, to), kept, self.fragments[p].core.view.interval_s
             )
-        except (TransportError, TimeoutError):
-            self.feed(p, ev.SendLost(seq, to))
-        else:
-            self.feed(p, ev.SendDone(seq, to, refusal))
-        finally:
-            watch.cancel()
-            self._watches.pop((p, seq, to), watch).cancel()
+            self._own(sending, f"send {p}/{seq}")
 
-    def _watch_send(self, p: int, seq: int, to: PeerId) -> None:
-        """Tell the core now and then that a contribution is still getting through."""
-        if self.ports.codecs.moving(p, to):
-            self.feed(p, ev.SendMoves(seq, to))
-        loop = asyncio.get_running_loop()
-        self._watches[(p, seq, to)] = loop.call_later(WATCH_S, self._watch_send, p, seq, to)
-
-    async def _forward(self, p: int, key: ev.Key, to: PeerId) -> None:
-        """Bring somebody else's contribution to the next home; if that fails, it was tried."""
+    def _forward(self, p: int, key: ev.Key, to: PeerId) -> None:
         kept = self.fragments[p].worker.inbox.get(key)
-        if kept is None:
-            return
-        self._forwarding += 1
-        try:
-            await asyncio.wait_for(
-                self.ports.network.push(to, kept.contribution, kept.pieces, kept.payload),
-                PUSH_TIMEOUT_S,
-            )
-        except (TransportError, TimeoutError) as error:
-            self.ports.on_note(p, ev.Note("leave", f"a contribution was not passed on: {error}"))
-        finally:
-            self._forwarding -= 1
-            if self._forwarding == 0 and self.left():
-                self.handed_over.set()
+        if kept is not None:
+            self._own(self._sendings.forward(p, kept, to), f"forward {p}")
+
+    def _look_if_left(self) -> None:
+        if self.left():
+            self.handed_over.set()
 
     async def _acknowledge(self, p: int, action: ev.Acknowledge) -> None:
         me = self.ports.signer.peer
@@ -490,4 +460,4 @@ class Averager:
 
     def left(self) -> bool:
         """After LeaveNow: whether everything is handed in and in other hands."""
-        return not self._forwarding and all(shell.core.left() for shell in self.fragments)
+        return not self._sendings.forwarding and all(shell.core.left() for shell in self.fragments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +13,7 @@ from dugnad.averaging.worker import Commit
 from dugnad.dht.ids import PeerId
 from dugnad.peer import clock
 from dugnad.peer.corpus import CorpusError
+from dugnad.peer.lentstates import LENT_S, LentStates
 from dugnad.peer.manifest import encode_manifest
 from dugnad.peer.newswire import encoded_news
 from dugnad.peer.store import StoreError
@@ -34,6 +36,8 @@ class Serving:
         self._manifest = encode_manifest(daemon.manifest)
         self._digests: dict[int, tuple[int, float, list[bytes]]] = {}
         self._news: tuple[float, bytes] | None = None
+        self._lent = LentStates()
+        self._sweep: asyncio.TimerHandle | None = None
 
     async def contribution_in(
         self, made: fm.Contribution, pieces: tuple[fm.UnitPiece, ...], payload: bytes
@@ -68,7 +72,16 @@ class Serving:
 
     def anchor(self, fragment: int, digest: bytes) -> AnchorState | None:
         """The anchors after a commit."""
-        return self.daemon.averager.anchor(fragment, digest)
+        held, now = self.daemon.averager.anchor(fragment, digest), clock.now()
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(LENT_S, self._let_go)
+        return self._lent.find(fragment, digest, held, now)
+
+    def _let_go(self) -> None:
+        self._sweep = None
+        self._lent.sweep(clock.now())
+        if len(self._lent):
+            self._sweep = asyncio.get_running_loop().call_later(LENT_S, self._let_go)
 
     def shard(self, number: int) -> bytes | None:
         """A shard of the data."""

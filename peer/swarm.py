@@ -22,6 +22,7 @@ from dugnad.dht.roster import Roster, RosterConfig
 from dugnad.dht.roster_events import Known, MyAdvert
 from dugnad.dht.substrate import SeedReport, Substrate, SubstrateConfig
 from dugnad.peer import clock
+from dugnad.peer.anchorpull import AnchorPull
 from dugnad.peer.flow import Rates
 from dugnad.peer.links import Links
 from dugnad.peer.messenger import Messenger
@@ -73,6 +74,7 @@ class Swarm:
         self.shell: RosterShell | None = None
         self.messenger: Messenger | None = None
         self.puller: Puller | None = None
+        self.anchor_pull = AnchorPull()
 
     async def open(self, run: RunId | None) -> list[SeedReport]:
         """Start libp2p and dial the seeds."""
@@ -208,4 +210,4 @@ class Swarm:
     ) -> tuple[Vector, Vector]:
         """A commit's parameters and momentum. Raises PullError."""
         assert self.puller is not None, "not open"
-        return await self.puller.anchors(peers, header, size)
+        return await self.anchor_pull.anchors(self.puller, peers, header, size)

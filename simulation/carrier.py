@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
 from dugnad.averaging.worker import WorkError
@@ -10,6 +13,15 @@ from dugnad.simulation.clock import Clock
 from dugnad.simulation.network import Network, fetch, message_events
 from dugnad.simulation.people import SimPeer
 from dugnad.simulation.settings import WorldSettings
+
+
+@dataclass(slots=True)
+class Sending:
+    """A contribution on its way."""
+
+    arrives: bool
+    told: bool = True
+    """Whether its maker still waits for the answer."""
 
 
 class Carrier(Clock):
@@ -21,6 +33,7 @@ class Carrier(Clock):
         self.peers: dict[PeerId, SimPeer] = {}
         self.net = Network(settings.weather, self.rng, lambda: self.now)
         self.messages = 0
+        self._under_way: dict[tuple[PeerId, int, int, PeerId], Sending] = {}
 
     def _tell(self, sim: SimPeer, p: int, event: ev.Event) -> None:
         """Feed a core."""
@@ -54,15 +67,20 @@ class Carrier(Clock):
         link, weather, born = self.net.link(sim.peer, to), self.settings.weather, sim.born
         kept = sim.fragments[p].worker.inbox[(sim.peer, seq)]
         breaks = link.random() < weather.send_loss
-        arrives = self._reaches(sim.peer, to) and not (breaks and link.random() < 0.5)
+        sending = Sending(self._reaches(sim.peer, to) and not (breaks and link.random() < 0.5))
+        self._under_way[sim.peer, p, seq, to] = sending
+
+        def hear(event: ev.Event) -> None:
+            if sim.born == born and sending.told:
+                self._under_way.pop((sim.peer, p, seq, to), None)
+                self._tell(sim, p, event)
 
         def back(event: ev.Event) -> None:
-            self.later(
-                self.net.latency(link),
-                lambda: self._tell(sim, p, event) if sim.born == born else None,
-            )
+            self.later(self.net.latency(link), lambda: hear(event))
 
         def arrive() -> None:
+            if not sending.arrives:
+                return
             if not self._reaches(sim.peer, to):
                 back(ev.SendLost(seq, to))
                 return
@@ -73,10 +91,17 @@ class Carrier(Clock):
             refusal = "" if key in there.core.home.inbox else "not listable"
             back(ev.SendLost(seq, to) if breaks else ev.SendDone(seq, to, refusal))
 
-        if arrives:
-            self.later(self.net.latency(link, 2), arrive)
+        if sending.arrives:
+            self._carry((sim.peer,), to, 2, arrive)
         else:
             back(ev.SendLost(seq, to))
+
+    def _cancel_send(self, sim: SimPeer, p: int, seq: int, to: PeerId) -> None:
+        """The stream is ended; half of the time all of it had got through before."""
+        sending = self._under_way.pop((sim.peer, p, seq, to), None)
+        if sending is not None:
+            sending.told = False
+            sending.arrives = sending.arrives and self.net.link(sim.peer, to).random() < 0.5
 
     def _forward(self, sim: SimPeer, p: int, key: ev.Key, to: PeerId) -> None:
         """A leaving peer passes on what somebody else handed in to it."""
@@ -113,7 +138,14 @@ class Carrier(Clock):
                 event = ev.ObtainFailed(action.digest, fault.reason, fault.lied)
             self._tell(sim, p, event)
 
-        self.later(self.net.latency(link, 3), arrive)
+        others = (one for one in action.sources if one != source)
+        self._carry((source, *others), sim.peer, 3, arrive)
+
+    def _carry(
+        self, sources: Sequence[PeerId], to: PeerId, trips: int, then: Callable[[], None]
+    ) -> None:
+        """Bulk data goes from the first of the sources to a peer."""
+        self.later(self.net.latency(self.net.link(sources[0], to), trips), then)
 
     def _fetch(self, sim: SimPeer, p: int, action: ev.Obtain, source: PeerId) -> None:
         fetch(action, self.peers[source].fragments[p].worker, sim.fragments[p].worker)

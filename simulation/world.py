@@ -292,6 +292,8 @@ class World(Carrier):
                 self._hand_in(sim, p, action)
             case ev.SendContribution(seq, to):
                 self._send_contribution(sim, p, seq, to)
+            case ev.CancelSend(seq, to):
+                self._cancel_send(sim, p, seq, to)
             case ev.Merge():
                 self._answer(sim, p, fragment.worker.merge(action))
             case ev.Join():

@@ -80,6 +80,39 @@ def test_what_a_lost_home_had_accepted_goes_to_its_heir_at_once(peer: Peer) -> N
     assert again.to == peer.core.view.current_home() != sent.to
 
 
+def test_what_is_under_way_to_who_is_home_no_more_is_ended(peer: Peer) -> None:
+    """A slow line would carry both, and both would be late."""
+    peer.wait(INTERVAL_S)
+    made = peer.hand_in()
+    (sent,) = only(peer.actions, ev.SendContribution)
+    peer.core.view.passed.add(sent.to)
+    actions = peer.wait(0.1)
+    assert only(actions, ev.CancelSend) == [ev.CancelSend(made.seq, sent.to)]
+    (again,) = only(actions, ev.SendContribution)
+    assert again.to == peer.core.view.current_home() != sent.to
+    assert not only(peer.wait(0.1), ev.CancelSend)
+
+
+def test_what_is_listed_while_it_is_under_way_is_ended(peer: Peer) -> None:
+    peer.wait(INTERVAL_S)
+    made = peer.hand_in()
+    (sent,) = only(peer.actions, ev.SendContribution)
+    view = peer.core.view
+    record = commit(view.lineage, view.head, [listing(made)], sent.to, time_ms=view.wall_ms)
+    assert ev.CancelSend(made.seq, sent.to) in peer.hear(record, A)
+
+
+def test_what_a_home_has_taken_is_not_ended(peer: Peer) -> None:
+    peer.wait(INTERVAL_S)
+    made = peer.hand_in()
+    (sent,) = only(peer.actions, ev.SendContribution)
+    peer.tell(ev.SendDone(made.seq, sent.to, ""))
+    peer.core.view.passed.add(sent.to)
+    actions = peer.wait(0.1)
+    assert not only(actions, ev.CancelSend)
+    assert only(actions, ev.SendContribution)
+
+
 def test_what_is_listed_in_part_comes_back_in_part(peer: Peer) -> None:
     peer.wait(INTERVAL_S)
     made = peer.hand_in()

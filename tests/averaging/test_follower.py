@@ -205,6 +205,16 @@ def test_an_unserved_payload_is_tried_again_later_and_later(peer: Peer) -> None:
         wait *= 2
 
 
+def test_whoever_had_to_wait_for_its_turn_asks_at_once_for_what_is_newest_by_then(
+    peer: Peer,
+) -> None:
+    record = following(peer)
+    peer.tell(ev.CommitIn(A, record))
+    failed = ev.ObtainFailed(named(record), "another fragment came first", waited=True)
+    assert only(peer.tell(failed), ev.Obtain)
+    assert only(peer.tell(failed), ev.Obtain)
+
+
 def test_a_new_source_is_tried_at_once(peer: Peer) -> None:
     record = following(peer)
     peer.tell(ev.CommitIn(A, record))

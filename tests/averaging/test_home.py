@@ -14,7 +14,13 @@ from dugnad.averaging.home import (
     fitting,
 )
 from dugnad.averaging.lineage import Lineage
-from dugnad.averaging.succession import home_order
+from dugnad.averaging.succession import SAMPLES_MIN, home_order
+from dugnad.averaging.view import (
+    COMMIT_DELAY_FIRST_S,
+    COMMIT_DELAY_MAX_S,
+    COMMIT_DELAY_MIN_S,
+    GRACE_SHARE,
+)
 from dugnad.dht.ids import PeerId
 
 from .exchange_makers import (  # noqa: TID252  a helper of these tests
@@ -26,6 +32,7 @@ from .exchange_makers import (  # noqa: TID252  a helper of these tests
     C,
     D,
     Peer,
+    commit,
     contribution,
     listing,
     merged,
@@ -87,6 +94,58 @@ def test_it_waits_the_grace_for_one_that_is_late_and_no_longer(home: Peer) -> No
     actions = home.wait(1.0)  # a quarter of the interval at most
     (merge,) = only(actions, ev.Merge)
     assert late not in {peer for peer, _ in merge.keys}
+
+
+def test_what_was_made_on_an_older_head_does_not_close_it_before_the_newest_has_come(
+    home: Peer,
+) -> None:
+    """Else everybody's next one would be late again, one version after the other."""
+    for maker in others(home):
+        arrive(home, maker, seq=2, base=0)
+    home.wait(INTERVAL_S)
+    home.hand_in()
+    assert not only(home.actions, ev.Merge)
+    for maker in others(home):
+        assert not only(home.wait(0.05), ev.Merge)
+        arrive(home, maker, seq=3)
+    (merge,) = only(home.actions, ev.Merge)
+    assert len(merge.keys) == 2 * len(others(home)) + 1
+
+
+def test_a_member_that_is_always_a_version_late_holds_it_up_for_a_grace_only(home: Peer) -> None:
+    late, *punctual = others(home)
+    arrive(home, late, seq=2, base=0)
+    for maker in punctual:
+        arrive(home, maker)
+    home.wait(INTERVAL_S)
+    home.hand_in()
+    (merge,) = only(home.wait(GRACE_SHARE * INTERVAL_S + 0.01), ev.Merge)
+    assert late in {peer for peer, _ in merge.keys}
+
+
+def test_of_a_grace_that_is_not_learned_yet_a_quarter_of_an_interval_is_given(home: Peer) -> None:
+    home.tell(ev.Pace(40.0, 0.0))
+    _, *punctual = others(home)
+    for maker in punctual:
+        arrive(home, maker)
+    home.wait(home.core.view.due_at - home.now)
+    home.hand_in()
+    assert not only(home.wait(9.9), ev.Merge)
+    assert only(home.wait(0.2), ev.Merge)
+    for delay in (0.1, 0.2, 0.1, 0.2, 0.1):
+        home.core.home.grace.add(delay)
+    assert home.core.home._close_at(home.core.home.usable()) < home.now
+
+
+def test_at_version_0_it_waits_for_whoever_is_live() -> None:
+    first = Peer(A, [B, C])
+    first.wait(INTERVAL_S)
+    first.hand_in()
+    if first.core.view.current_home() != A:
+        first.core.view.passed.update({B, C})
+    assert not only(arrive(first, B, seq=1, base=0), ev.Merge)
+    (merge,) = only(arrive(first, C, seq=1, base=0) + first.wait(QUERY_S + 0.01), ev.Merge)
+    assert len(merge.keys) == 3
 
 
 def test_it_waits_for_no_member_that_is_lost(home: Peer) -> None:
@@ -325,6 +384,49 @@ def test_a_home_that_my_contribution_still_moves_to_is_not_passed_over() -> None
         heir.tell(ev.SendMoves(1, heir.core.view.me))
     assert not only(heir.wait(delay - 0.1), ev.Note)
     assert [note.kind for note in only(heir.wait(0.2), ev.Note)] == ["succession"]
+
+
+def test_a_home_whose_commit_is_still_coming_in_is_not_passed_over_for_an_interval() -> None:
+    heir = at_place(1)
+    first = heir.core.view.current_home()
+    assert first is not None
+    for maker in others(heir):
+        arrive(heir, maker)
+    heir.wait(INTERVAL_S)
+    heir.hand_in()
+    view = heir.core.view
+    inputs = [listing(contribution(maker, 2, 1)) for maker in others(heir)]
+    record = commit(view.lineage, view.head, inputs, first, time_ms=view.wall_ms)
+    assert only(heir.tell(ev.CommitIn(first, record)), ev.Obtain)
+    assert not only(heir.wait(INTERVAL_S - 0.1), ev.Note)
+    assert [note.kind for note in only(heir.wait(0.5), ev.Note)] == ["succession"]
+
+
+def test_a_home_whose_commit_nobody_serves_is_passed_over() -> None:
+    heir = at_place(1)
+    first = heir.core.view.current_home()
+    assert first is not None
+    heir.wait(INTERVAL_S)
+    heir.hand_in()
+    view = heir.core.view
+    inputs = [listing(contribution(maker, 2, 1)) for maker in others(heir)]
+    record = commit(view.lineage, view.head, inputs, first, time_ms=view.wall_ms)
+    heir.tell(ev.CommitIn(first, record))
+    heir.tell(ev.ObtainFailed(named(record), "no answer"))
+    assert "succession" in [note.kind for note in only(heir.wait(view.patience() + 0.6), ev.Note)]
+
+
+def test_before_anything_is_learned_a_home_may_take_as_long_as_it_may_wait() -> None:
+    heir = at_place(1)
+    view = heir.core.view
+    assert view.patience() == COMMIT_DELAY_FIRST_S
+    heir.tell(ev.Pace(40.0, 0.0))
+    assert view.patience() == GRACE_SHARE * 40.0 + COMMIT_DELAY_MIN_S
+    heir.tell(ev.Pace(4000.0, 0.0))
+    assert view.patience() == COMMIT_DELAY_MAX_S
+    for _ in range(SAMPLES_MIN):
+        view.commit_delay.add(0.1)
+    assert view.patience() == COMMIT_DELAY_MIN_S
 
 
 def test_with_nothing_to_merge_nobody_is_passed_over() -> None:
