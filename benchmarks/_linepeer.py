@@ -33,10 +33,10 @@ token_budget = 1_000_000_000
 admission = "open"
 seed = 1
 [model]
-dim = 128
-layers = 4
+dim = {dim}
+layers = {layers}
 heads = 4
-hidden = 384
+hidden = {hidden}
 context = 64
 [data]
 source = "text"
@@ -51,7 +51,10 @@ merge_floor_s = 2.0
 hand_in_codec = "{codec}"
 commit_codec = "int8"
 """
-"""A model of 0.9 million parameters: a hand-in of int8 is 3.6 s of a home line's uplink."""
+SMALL: Final = {"dim": 128, "layers": 4, "hidden": 384}
+"""0.9 million parameters: a hand-in of int8 is 3.6 s of a home line's uplink."""
+LARGE: Final = {"dim": 256, "layers": 5, "hidden": 768}
+"""4.4 million."""
 
 Json = dict[str, Any]  # Any: JSON of the control API
 
@@ -81,15 +84,6 @@ class LinePeer:
         """Say pause or resume."""
         self.host.call(lambda: Client(self.home, ASK_S).post("/v1/steer", {"wish": wish}))
 
-    def peers(self) -> list[Json]:
-        """Its rows of peers; none when it does not answer."""
-        try:
-            found = self.host.call(lambda: Client(self.home, ASK_S).get("/v1/peers"))
-        except UserError:
-            return []
-        assert isinstance(found, list), "the control API answers with a list"
-        return found
-
     def words(self) -> str:
         """What it has said."""
         return self.log.read_text(errors="replace")
@@ -103,14 +97,16 @@ class LinePeer:
 class LineSwarm:
     """The daemons of one network; they end with their hosts."""
 
-    def __init__(self, hosts: Hosts, folder: Path, *, codec: str, run: str) -> None:
+    def __init__(
+        self, hosts: Hosts, folder: Path, *, codec: str, run: str, cpu_share: float
+    ) -> None:
         self.hosts, self.folder = hosts, folder
         self.peers: list[LinePeer] = []
-        self._codec = codec
+        self._codec, self._cpu_share = codec, cpu_share
         (folder / "s").mkdir(mode=0o700, parents=True)
         self._environment = peer_environment(folder / "s")
-        self._run = folder / "run.toml"
-        self._run.write_text(run)
+        self.run = folder / "run.toml"
+        self.run.write_text(run)
         (folder / "text").mkdir()
         rng = random.Random(1)
         lines = (" ".join(rng.choices(WORDS, k=9)) for _ in range(TEXT_LINES))
@@ -122,23 +118,24 @@ class LineSwarm:
         The first waits for the others: a model that is ahead would have to be brought to each of
         them over its line, which is not what is measured here.
         """
-        self._launch(names[0], quic, "start", str(self._run))
+        self.launch(names[0], quic, "start", str(self.run))
         link = self.wait(self.peers[0].link, start_s, "the link")
         self.peers[0].steer("pause")
         for name in names[1:]:
-            self._launch(name, quic, "join", str(link))
+            self.launch(name, quic, "join", str(link))
         for peer in self.peers[1:]:
             self.wait(partial(_trains, peer), start_s, f"{peer.name} to train")
         self.peers[0].steer("resume")
         for peer in self.peers:
             self.wait(partial(_listed, peer), start_s, f"{peer.name} to be listed")
 
-    def _launch(self, name: str, quic: bool, *arguments: str) -> None:
+    def launch(self, name: str, quic: bool, *arguments: str) -> None:
+        """Start one daemon."""
         home, log = Home(self.folder / name), self.folder / f"{name}.log"
         command = [sys.executable, "-m", "dugnad.peer.cli", *arguments, "--yes"]
         command += ["--home", str(home.root), "--threads", "1", "--listen", "0.0.0.0:0"]
         command += ["--set", "upload_mbit=0", "--set", "download_mbit=0"]  # the line decides
-        command += ["--set", f"codec={self._codec}"]
+        command += ["--cpu-share", f"{self._cpu_share}", "--set", f"codec={self._codec}"]
         command += ["--set", f"quic={str(quic).lower()}"]
         with log.open("wb") as out:
             process = self.hosts[name].popen(

@@ -8,15 +8,18 @@ the lines of both ends; headers and heads, which do not shrink with the model, a
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import statistics
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy is loaded: one thread, as the other tasks
 
 import numpy as np
+from _fluid import Fluid, Transfer
 from _mlptask import MlpTask, Sides, Text
 
 from dugnad.averaging import events as ev
@@ -25,8 +28,8 @@ from dugnad.averaging.linkrate import Delivery
 from dugnad.dht.advert import SLOW_BYTES_PER_S
 from dugnad.dht.ids import PeerId
 from dugnad.peer.corpus import build_corpus
-from dugnad.simulation.links import Line, Link
-from dugnad.simulation.network import Network
+from dugnad.peer.flow import PACE
+from dugnad.peer.transferwire import DONORS_AT_ONCE
 from dugnad.simulation.numericstage import NumericStage
 from dugnad.simulation.people import SimPeer
 from dugnad.simulation.settings import WorldSettings
@@ -40,47 +43,30 @@ HALVED: Final = 2
 FIXED: Final = ("int8", "int4", "topk-25", "topk-6.25", "topk-1.56")
 STEP_S: Final = 1.0
 H: Final = 16
-STEPS: Final = 640
+STEPS: Final = 320
 STEPS_SHORT: Final = 192
 MOVES_S: Final = 0.5
+QUICK_MBIT: Final = 1e6
+STUDENT_T: Final = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 SIDES: Final = Sides(context=8, dim=16, hidden=192)
-
-
-class LineNetwork(Network):
-    """A network on which each host has a line of its own, bytes a second up and down alike."""
-
-    rates: dict[bytes, float]
-    counting = False
-    taken = 0.0
-
-    def latency(self, link: Link, trips: int = 1) -> float:
-        """As it is, with the hosts' own rates; `taken` is what the bytes alone took."""
-        size, self._size = (self._size if self.counting else 0), 0
-        way, now = trips * link.trip(self.weather), self._clock()
-        self.taken = 0.0
-        if size:
-            up = self.up.setdefault(link.source, Line())
-            self.taken = up.passes(size, self.rates[link.source], now)
-            down = self.down.setdefault(link.target, Line())
-            there = now + way + self.taken
-            self.taken += down.passes(size, self.rates[link.target], there)
-        return way + self.taken
 
 
 class LineStage(NumericStage):
     """Peers on unlike lines; `codec` is all hand-ins', '' leaves it to each peer's controller."""
 
-    def __init__(self, settings: WorldSettings, task: MlpTask, codec: str) -> None:
+    def __init__(
+        self, settings: WorldSettings, task: MlpTask, codec: str, *, homes: bool = True
+    ) -> None:
+        """With `homes`, peers whose lines are slow leave a home's duty to others."""
         super().__init__(settings, task, batches=task.steps * task.peers, light=True)
-        self.codec = codec
+        self.codec, self.homes = codec, homes
         self.scale = task.table.total / MODEL
-        self.lines = LineNetwork(settings.weather, self.rng, lambda: self.now)
-        self.lines.rates = {}
-        self.net = self.lines
+        self.lines = Fluid(lambda: self.now, self.later)
         self.sizes = task.table.sizes
         self.control: dict[PeerId, LinkControl] = {}
-        self.through: dict[tuple[PeerId, int], float] = {}
         self.chosen: dict[str, int] = {}
+        self._load: tuple[int, Callable[[Transfer], None]] | None = None
+        self._pushes: dict[tuple[PeerId, int, int, PeerId], Transfer] = {}
 
     def put(self, number: int, mbit: float) -> None:
         """A peer on a line."""
@@ -90,10 +76,41 @@ class LineStage(NumericStage):
 
     def line(self, peer: PeerId, mbit: float) -> None:
         """From now on a peer has this line."""
-        self.lines.rates[peer] = mbit * 125_000.0 * self.scale
+        rate = mbit * 125_000.0 * self.scale
+        self.lines.line(peer, rate, rate)
+
+    # -- what goes over lines ------------------------------------------------------------------
+
+    def _carry(
+        self, sources: Sequence[PeerId], to: PeerId, trips: int, then: Callable[[], None]
+    ) -> None:
+        if self._load is None:
+            super()._carry(sources, to, trips, then)
+            return
+        size, began = self._load
+        donors = tuple(sources[:DONORS_AT_ONCE])
+
+        def through() -> None:
+            self._learn_of(transfer)
+            super(LineStage, self)._carry(sources, to, trips, then)
+
+        transfer = Transfer(donors, to, float(size), through, self.now)
+        began(transfer)
+        self.lines.start(transfer)
+
+    def _learn_of(self, transfer: Transfer) -> None:
+        """What its source's controller sees of a transfer that has ended."""
+        if len(transfer.sources) > 1:
+            return
+        source, target = PeerId(transfer.sources[0]), PeerId(transfer.target)  # type: ignore[arg-type]
+        taken, control = self.now - transfer.began, self.control[source]
+        if transfer.filled:  # what the pace of the uplink comes to
+            control.line = PACE * self.lines.pipes["up", source]
+        control.delivered(target, Delivery(int(transfer.size), taken, transfer.alone))
 
     def _hand_in(self, sim: SimPeer, p: int, action: ev.HandIn) -> None:
-        if self.now < self.through.get((sim.peer, p), 0.0):  # the last one is still under way
+        under_way = (key[:2] for key, one in self._pushes.items() if one in self.lines.under_way)
+        if (sim.peer, p) in under_way:  # the last one: beside it both would be late
             self._answer(sim, p, ev.HandedIn(action.seq, None, ()))
             return
         view, control = sim.fragments[p].core.view, self.control[sim.peer]
@@ -105,24 +122,44 @@ class LineStage(NumericStage):
         self.chosen[codec] = self.chosen.get(codec, 0) + 1
         worker = sim.fragments[p].worker
         worker.rules = replace(worker.rules, hand_in_codec=codec)
+        if self.homes:
+            self._offer_duty(sim, p, view.interval_s)
         super()._hand_in(sim, p, action)
 
+    def _offer_duty(self, sim: SimPeer, p: int, interval_s: float) -> None:
+        others = [one.uplink for peer, one in self.control.items() if peer != sim.peer]
+        if self.control[sim.peer].fit_for_home(p, interval_s, others):
+            self.outbound.discard(sim.number)
+        else:
+            self.outbound.add(sim.number)
+
     def _send_contribution(self, sim: SimPeer, p: int, seq: int, to: PeerId) -> None:
-        self.lines.counting = True
-        size = len(sim.fragments[p].worker.inbox[(sim.peer, seq)].payload)
+        key = (sim.peer, p, seq, to)
+
+        def began(transfer: Transfer) -> None:
+            self._pushes[key] = transfer
+            self.later(MOVES_S, lambda: self._moves(sim, key, transfer))
+
+        self._load = (len(sim.fragments[p].worker.inbox[(sim.peer, seq)].payload), began)
         super()._send_contribution(sim, p, seq, to)
-        self.lines.counting = False
-        taken = self.lines.taken
-        self.through[(sim.peer, p)] = self.now + taken
-        control = self.control[sim.peer]
-        self.later(taken, lambda: control.delivered(to, Delivery(size, taken)))
-        for n in range(1, int(taken / MOVES_S) + 1):
-            self.later(n * MOVES_S, lambda: self._tell(sim, p, ev.SendMoves(seq, to)))
+        self._load = None
+
+    def _moves(self, sim: SimPeer, key: tuple[PeerId, int, int, PeerId], one: Transfer) -> None:
+        if one in self.lines.under_way:
+            self._tell(sim, key[1], ev.SendMoves(key[2], key[3]))
+            self.later(MOVES_S, lambda: self._moves(sim, key, one))
+
+    def _cancel_send(self, sim: SimPeer, p: int, seq: int, to: PeerId) -> None:
+        super()._cancel_send(sim, p, seq, to)
+        transfer = self._pushes.pop((sim.peer, p, seq, to), None)
+        if transfer is not None:
+            self.lines.cancel(transfer)
 
     def _obtain(self, sim: SimPeer, p: int, action: ev.Obtain) -> None:
-        self.lines.counting = True
+        size = 8 * self.sizes[p] if action.whole else action.header.payload_bytes
+        self._load = (size, lambda transfer: None)
         super()._obtain(sim, p, action)
-        self.lines.counting = False
+        self._load = None
 
     def _do(self, sim: SimPeer, p: int, action: ev.Action) -> None:
         super()._do(sim, p, action)
@@ -134,17 +171,60 @@ class LineStage(NumericStage):
             control.listed(p, self.settings.staleness)  # nobody will list it
 
 
-def run(task: MlpTask, codec: str) -> tuple[list[tuple[float, float]], dict[str, int], float]:
-    """(virtual seconds, held-out loss of what most agree on) through a run, the codecs that were
-    chosen, and the share of all steps that the final lineage lists."""
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one swarm goes about it. Without `homes` slow lines are homes like others; `quick`: all
+    lines are so quick that none of it matters."""
+
+    name: str
+    codec: str = ""
+    homes: bool = True
+    quick: bool = False
+
+
+AUTO: Final = Way("auto")
+UNBOUND: Final = Way("int8, lines without end", "int8", quick=True)
+WAYS: Final = (
+    AUTO,
+    *(Way(name, name, homes=False) for name in FIXED),
+    *(Way(f"{name}, quick homes", name) for name in ("int8", "int4", "topk-25")),
+    UNBOUND,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What came of one way. Virtual seconds; the loss is held out, of what most agree on."""
+
+    curve: tuple[tuple[float, float], ...]
+    chosen: dict[str, int]
+    listed: float
+    """Share of all steps that the final lineage lists."""
+
+    @property
+    def end(self) -> float:
+        """The loss at the end."""
+        return self.curve[-1][1]
+
+    def reached(self, target: float) -> float | None:
+        """When the loss first was that low, between two measurements as a straight line goes."""
+        for (before, high), (at, loss) in itertools.pairwise(self.curve):
+            if loss <= target:
+                part = (high - target) / (high - loss) if high > target else 0.0
+                return before + part * (at - before)
+        return None
+
+
+def run(task: MlpTask, way: Way) -> Course:
+    """One swarm from the first step to the last."""
     settings = WorldSettings(
         seed=task.seed, peers=task.peers, interval_s=H * STEP_S, step_s=STEP_S, eta=1.0, mu=0.0
     )
-    stage = LineStage(settings, task, codec)
+    stage = LineStage(settings, task, way.codec, homes=way.homes)
     for number, mbit in enumerate(MBIT):
-        stage.put(number, mbit)
+        stage.put(number, QUICK_MBIT if way.quick else mbit)
     stage.gossip()
-    curve, halved = [], False
+    curve, halved = [(0.0, stage.loss())], way.quick
     while stage.trained() < task.steps * task.peers:
         stage.run(stage.now + H * STEP_S / 2.0)
         if not halved and stage.trained() >= task.steps * task.peers / 2:
@@ -152,46 +232,74 @@ def run(task: MlpTask, codec: str) -> tuple[list[tuple[float, float]], dict[str,
             stage.line(list(stage.control)[HALVED], MBIT[HALVED] / 2.0)
         curve.append((stage.now, stage.loss()))
     listed = sum(stage.ledger.listed_steps.get(stage.best(p), 0) for p in range(len(stage.sizes)))
-    return curve, stage.chosen, listed / (len(stage.sizes) * stage.trained())
-
-
-def reached(curve: Sequence[tuple[float, float]], target: float) -> float | None:
-    """When the loss first was that low."""
-    return next((at for at, loss in curve if loss <= target), None)
+    share = listed / (len(stage.sizes) * stage.trained())
+    return Course(tuple(curve), stage.chosen, share)
 
 
 def codecs(*, seeds: int, short: bool) -> dict[str, Any]:  # Any: JSON
-    """Time to the loss at which the middle one of all ways ends, for each way; learners never
-    wait, so the tokens that were trained on are as the time."""
+    """Time to the loss at which the middle one of the controller and the fixed codecs ends.
+
+    Learners never wait, so the tokens that were trained on are as the time.
+
+    The controller decides on codecs and on who offers to be home. `speed` is against the best codec
+    of a swarm that has neither, `..._same_homes` against the best codec where homes are chosen as
+    the controller does, `..._unbound` against lines without end, which nothing can be better than.
+    """
     data = b"".join(file.read_bytes() for file in build_corpus("sotu").files)
     text = Text.of(np.frombuffer(data, np.uint8), SIDES.context)
     rows: dict[str, Any] = {}
-    speeds = []
+    speeds: dict[str, list[float]] = {"speed": [], "same_homes": [], "unbound": []}
     for seed in range(1 if short else seeds):
+        steps = STEPS_SHORT if short else STEPS
         task = MlpTask.of(
-            text,
-            seed=seed,
-            steps=STEPS_SHORT if short else STEPS,
-            peers=len(MBIT),
-            batch=64,
-            rate=0.008,
-            sides=SIDES,
+            text, seed=seed, steps=steps, peers=len(MBIT), batch=64, rate=0.008, sides=SIDES
         )
-        found = {name or "auto": run(task, name) for name in ("", *FIXED)}
-        ends = {name: curve[-1][1] for name, (curve, _, _) in found.items()}
-        target = sorted(ends.values())[len(ends) // 2]
-        times = {name: reached(curve, target) for name, (curve, _, _) in found.items()}
-        fixed = [at for name, at in times.items() if name != "auto" and at is not None]
-        if times["auto"] is not None and fixed:
-            speeds.append(min(fixed) / times["auto"])
-        for name, (_, chosen, listed) in found.items():
-            rows[f"{name}, seed {seed}"] = {
-                "loss": round(ends[name], 4),
-                "seconds_to_target": times[name],
-                "steps_listed": round(listed, 3),
-                "chosen": chosen,
+        found = {way: run(task, way) for way in WAYS}
+        ends = sorted(found[way].end for way in WAYS if way == AUTO or not way.homes)
+        target = ends[len(ends) // 2]
+        times = {way: course.reached(target) for way, course in found.items()}
+        _compare(times, speeds)
+        for way, course in found.items():
+            at = times[way]
+            rows[f"{way.name}, seed {seed}"] = {
+                "loss": round(course.end, 4),
+                "seconds_to_target": None if at is None else round(at, 1),
+                "steps_listed": round(course.listed, 3),
+                "chosen": course.chosen,
             }
     return {
-        "tokens_to_target_speed": round(statistics.mean(speeds), 3) if speeds else None,
+        "tokens_to_target_speed": _mean(speeds["speed"]),
+        "tokens_to_target_each": [round(one, 3) for one in speeds["speed"]],
+        "tokens_to_target_interval": _half(speeds["speed"]),
+        "tokens_to_target_same_homes": _mean(speeds["same_homes"]),
+        "tokens_to_target_same_homes_interval": _half(speeds["same_homes"]),
+        "tokens_to_target_unbound": _mean(speeds["unbound"]),
         "simulated": rows,
     }
+
+
+def _compare(times: dict[Way, float | None], speeds: dict[str, list[float]]) -> None:
+    """Add one seed's speeds, where there are any."""
+    mine = times[AUTO]
+    if mine is None:
+        return
+    sets = {
+        "speed": [way for way in WAYS if not way.homes],
+        "same_homes": [way for way in WAYS if way.homes and way.codec and not way.quick],
+        "unbound": [UNBOUND],
+    }
+    for name, ways in sets.items():
+        reached = [at for way in ways if (at := times[way]) is not None]
+        if reached:
+            speeds[name].append(min(reached) / mine)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(statistics.mean(values), 3) if values else None
+
+
+def _half(values: Sequence[float]) -> float | None:
+    """Half of the 95 % interval of the mean; None for one seed."""
+    if len(values) not in STUDENT_T:
+        return None
+    return round(STUDENT_T[len(values)] * statistics.stdev(values) / math.sqrt(len(values)), 3)
