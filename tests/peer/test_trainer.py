@@ -196,9 +196,10 @@ async def test_a_capped_learner_rests_in_proportion(peer: Peer) -> None:
     assert peer.trainer.pid is not None
     process = psutil.Process(peer.trainer.pid)
     begin, begin_cpu = time.monotonic(), sum(process.cpu_times()[:2])
-    await peer.until(lambda: time.monotonic() > begin + 2.0)
+    steps = len(peer.steps)
+    await peer.until(lambda: time.monotonic() > begin + 2.0 and len(peer.steps) > steps + 1)
     used = (sum(process.cpu_times()[:2]) - begin_cpu) / (time.monotonic() - begin)
-    assert 0.04 < used < 0.3  # others may take its time, nobody adds to it
+    assert used < 0.3  # others may take its time, nobody adds to it
     peer.trainer.pause()
     await peer.trainer.copy_out(0)
     assert not [event for event in peer.events if isinstance(event, Idle)][1:]
