@@ -94,9 +94,12 @@ async def _start_learner(daemon: Daemon) -> None:
 
 async def _fetch_data(daemon: Daemon) -> None:
     while missing := await asyncio.to_thread(daemon.shards.missing):
+        alone = f"{len(missing)} shards of the data are missing and nobody is there"
         while not daemon.averager.live():
-            daemon.reason = f"{len(missing)} shards of the data are missing and nobody is there"
+            daemon.reason = alone
             await asyncio.sleep(NOBODY_S)
+        if daemon.reason == alone:
+            daemon.reason = "fetching the data"
         await _fetch_shards(daemon, missing)
     try:
         await daemon.larder.finish()

@@ -122,6 +122,7 @@ async def test_the_first_shard_is_asked_for_as_soon_as_somebody_is_there(
         world.live = [B]
         await task
     assert world.asked[0] == (B,)
+    assert world.daemon.reason == "fetching the data"
 
 
 async def test_a_text_that_the_owner_s_limit_makes_slow_is_not_waited_for(
