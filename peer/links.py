@@ -32,6 +32,10 @@ SERVED_WEIGHT: Final = 0.3
 """... and this is the weight of the newest measurement."""
 TOLD_CHANGE: Final = 0.25
 """A line is told anew when it differs by more than a quarter: adverts are flooded."""
+FETCH_TELLS_BYTES: Final = 128 << 10
+FETCH_TELLS_S: Final = 2.0
+"""What came in while a payload was fetched tells what the line gives if it was so much, or took so
+long: else its requests and this machine took most of the time."""
 P99: Final = 0.99
 PUSHES_MAX: Final = 64
 """Contributions under way at once; more fragments than that take turns in any case."""
@@ -131,9 +135,11 @@ class Links:
             one.sent_bytes += size
             one.saved_bytes += saved
 
-    def fetched(self, size: int, seconds: float) -> None:
-        """A whole payload of a commit has arrived here in so many seconds."""
-        self.control.fetched(Delivery(size, seconds))
+    def fetched(self, moved: int, seconds: float) -> None:
+        """A whole payload of a commit has arrived here in so many seconds, in which so many bytes
+        came in of all kinds: the line may have carried the text of a newcomer besides."""
+        telling = moved >= FETCH_TELLS_BYTES or seconds >= FETCH_TELLS_S
+        self.control.fetched(Delivery(moved, seconds, telling))
 
     # -- what the averager asks ----------------------------------------------------------------
 

@@ -199,10 +199,10 @@ class Swarm:
     async def payload(self, peers: Sequence[PeerId], header: fm.Header, size: int) -> bytes:
         """A commit's payload. Raises PullError."""
         assert self.puller is not None, "not open"
-        began = clock.now()
+        began, before = clock.now(), self.traffic.received
         payload = await self.puller.payload(peers, header, size)
         if self.links is not None:
-            self.links.fetched(len(payload), clock.now() - began)
+            self.links.fetched(self.traffic.received - before, clock.now() - began)
         return payload
 
     async def anchors(

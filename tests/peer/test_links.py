@@ -126,6 +126,20 @@ def test_a_fragment_is_busy_while_its_contribution_moves() -> None:
     run_virtual(story())
 
 
+def test_a_line_that_carries_more_than_a_payload_is_not_taken_for_a_slow_one() -> None:
+    links = World().links()
+    links.fetched(13_000, 0.6)  # a small model's, and most of it the way there and back
+    links.tell()
+    assert links.control.down.rate == 0.0, "unknown"
+    links.fetched(13_000 + 137_000, 0.6)  # a shard came besides
+    assert links.control.down.rate == pytest.approx(250_000.0)
+    links.fetched(50_000, 3.0)
+    assert links.control.down.rate < 125_000.0, "a line that became slow"
+    before = links.control.down.rate
+    links.fetched(13_000, 0.6)
+    assert links.control.down.rate == before
+
+
 def test_a_slow_line_among_better_ones_offers_no_homes_duty() -> None:
     async def story() -> None:
         world = World(live={HOME: True, OTHER: True}, uplinks={HOME: 10**6, OTHER: 10**6})
