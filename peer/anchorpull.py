@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 import numpy as np
 
@@ -20,7 +22,10 @@ from dugnad.averaging.join import MERGE
 from dugnad.averaging.tree import Vector, array_root
 from dugnad.dht.ids import PeerId
 from dugnad.peer.pull import Puller
-from dugnad.peer.transferwire import OthersTurn, PullError
+from dugnad.peer.transferwire import OthersTurn, PullError, off_loop
+
+TURN_S: Final = 120.0
+"""Longer nobody waits for another fragment's turn: 30 MB at 2 Mbit/s, or a donor that trickles."""
 
 
 @dataclass(slots=True)
@@ -35,15 +40,30 @@ class AnchorPull:
         """Parameters and momentum after a commit, matching its roots. PullError when nobody serves
         them; OthersTurn after another fragment's turn: now there may be a newer commit to ask for.
         """
-        if self._turn.locked():
-            async with self._turn:
-                pass
+        if await self._waited():
             raise OthersTurn("another fragment came first")
+        if self._turn.locked():  # by one that does not get on
+            return await self._pull(puller, peers, header, size)
         async with self._turn:
-            momentum = await self._derived(puller, peers, header, size)
-            if momentum is None:
-                return await puller.anchors(peers, header, size)
-            return await puller.theta(peers, header, size), momentum
+            return await self._pull(puller, peers, header, size)
+
+    async def _waited(self) -> bool:
+        """Whether another one had its turn and it is over; at once when nobody has."""
+        if not self._turn.locked():
+            return False
+        try:
+            async with asyncio.timeout(TURN_S), self._turn:
+                return True
+        except TimeoutError:
+            return False
+
+    async def _pull(
+        self, puller: Puller, peers: Sequence[PeerId], header: Header, size: int
+    ) -> tuple[Vector, Vector]:
+        momentum = await self._derived(puller, peers, header, size)
+        if momentum is None:
+            return await puller.anchors(peers, header, size)
+        return await puller.theta(peers, header, size), momentum
 
     async def _derived(
         self, puller: Puller, peers: Sequence[PeerId], header: Header, size: int
@@ -53,10 +73,11 @@ class AnchorPull:
             return None
         try:
             payload = await puller.payload(peers, header, size)
-            momentum = await asyncio.to_thread(momentum_of, payload, header.codec, size)
+            work = partial(momentum_of, payload, header.codec, size)
+            momentum = await off_loop(4 * size, work)
         except (PullError, CodecError):
             return None
-        root = await asyncio.to_thread(array_root, momentum)
+        root = await off_loop(momentum.nbytes, partial(array_root, momentum))
         return momentum if root == header.momentum_root else None
 
 

@@ -18,7 +18,7 @@ from dugnad.averaging.join import JOIN, MERGE
 from dugnad.averaging.outer import bits_of
 from dugnad.averaging.tree import Vector
 from dugnad.dht.ids import PeerId
-from dugnad.peer.anchorpull import AnchorPull
+from dugnad.peer.anchorpull import TURN_S, AnchorPull
 from dugnad.peer.pull import Puller
 from dugnad.peer.transferwire import OthersTurn, PullError
 
@@ -128,5 +128,21 @@ def test_fragments_come_one_after_the_other_and_who_has_waited_chooses_anew() ->
         assert donors.asked == ["payload", "theta"]
         await first
         await pull.anchors(cast(Puller, donors), [], header, SIZE)
+
+    run_virtual(story())
+
+
+def test_a_turn_that_does_not_get_on_holds_the_others_up_for_so_long_only() -> None:
+    header, state, payload = merged("int8", 0.0)
+
+    async def story() -> None:
+        pull, stuck = AnchorPull(), Donors(state, payload, takes_s=10 * TURN_S)
+        first = asyncio.create_task(pull.anchors(cast(Puller, stuck), [], header, SIZE))
+        await pass_time(1.0)
+        quick, began = Donors(state, payload), asyncio.get_running_loop().time()
+        await pull.anchors(cast(Puller, quick), [], header, SIZE)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(TURN_S + 1.0)
+        assert not first.done()
+        await first
 
     run_virtual(story())
