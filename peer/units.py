@@ -4,11 +4,13 @@ Units stand on one line, epoch after epoch. A *window* of them is open, from the
 chosen lineage does not list in full. Who does which is computed by everybody from the same members
 (`rendezvous`), so nothing is negotiated; a peer speaks only when it takes a unit out of order.
 
-A peer is given, first to last: units inherited from a lost peer; its own open units, oldest first;
-if it has none, other peers' units that are overdue (with a `Claim`); its own beyond the window; and
-if there are none either, the youngest open units of others (with a `Claim`). It also claims units
-of its own that it begins so late that others might take them. It is never given a sequence that is
-listed, that it trained, or that it was given before, unless its learner died over it (`Abandoned`).
+A peer is given, first to last: its open units, its own and those inherited from a lost peer, oldest
+first; if it has none, other peers' units that are overdue (with a `Claim`); its own beyond the
+window; and if there are none either, the youngest open units of others (with a `Claim`). What it
+inherited goes not before older units of its own: after a mass departure that is a window and more,
+and the oldest open unit waited for all of it. It also claims units of its own that it begins so
+late that others might take them. It is never given a sequence that is listed, that it trained, or
+that it was given before, unless its learner died over it (`Abandoned`).
 
 A unit that passes from one peer to another, both of them there, may be half done: it rests for
 MOVED_INTERVALS, unless it is listed first. So do all open ones for whoever was away or is new.
@@ -365,19 +367,19 @@ class Units:
         self._opened_to = max(self._opened_to, stop)
 
     def _own_open(self, now: float) -> Iterator[int]:
-        """My units in the window, inherited ones first. Once there is one, computes few owners
-        more."""
-        yield from [p for p in self._inherited if self._mine(p, now)]
+        """My open units, oldest first, then inherited ones beyond the window. Once there is one,
+        computes few owners more."""
         found, computed = False, 0
         for position in self._opened():
             computed += not self._known_owner(position)
             if found and computed > OWNERS_COMPUTED_MAX:
-                return
-            if position in self._inherited or self._rests(position, now):
+                break
+            if self._rests(position, now) and position not in self._inherited:
                 continue
             if self._mine(position, now):
                 found = True
                 yield position
+        yield from sorted(p for p in self._inherited if self._mine(p, now))
 
     def _overdue(self, now: float) -> Iterator[int]:
         """Overdue units of others: first those whose next owner I would be. Everybody else leaves

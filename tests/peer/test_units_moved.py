@@ -59,6 +59,15 @@ def test_units_that_moved_and_whose_peer_is_then_lost_do_not_wait() -> None:
     assert set(action.units) <= front(core, 2.0)
 
 
+def test_what_a_peer_has_and_what_it_inherits_it_does_oldest_first() -> None:
+    core = units(others=[B, C])
+    for lost in (B, C):
+        (action,) = core.handle(PeerLost(lost), 2.0)
+        assert isinstance(action, TookOver)
+    given = [(item.epoch, item.index) for item in work(core, 24 * 4, 2.0)]
+    assert given == [(0, n) for n in range(24)]
+
+
 def test_who_was_away_begins_beyond_what_others_may_have_begun() -> None:
     core = units(others=[B])
     mine = {(0, n) for n in range(24) if core.owner_of((0, n)) == A}
