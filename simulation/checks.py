@@ -2,7 +2,8 @@
 
 Progress is conserved: for each peer and fragment G = M + L, where G is all inner progress, M what
 its lineage lists of it, and L what is in its residual, in flight, or fresh in its parameters. A
-lineage lists a contribution once. Equal heads have equal roots, and heads only change for better.
+lineage lists a contribution once. Equal heads have equal roots, and nobody goes back from a head
+to what it builds on.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ class Checks:
         root = state.theta_root + state.momentum_root
         if self.roots.setdefault(adopt.digest, root) != root:
             raise Violation(f"two peers hold different bits of version {adopt.version}")
+        if self._below(adopt.digest, old):
+            raise Violation(f"peer {sim.number} went back to version {adopt.version}")
         before, now = self.listed.get(old, {}), self.listed[adopt.digest]
         kept = fragment.worker.buffers.retained
         first = self.first_seq.get((sim.peer, p, sim.born), 1 << 62)
@@ -104,6 +107,13 @@ class Checks:
                 raise Violation(f"contribution {key[1]} was forgotten and its listing changed")
             share = before.get(key, 0.0) - now.get(key, 0.0)
             fragment.given_up += share * self.vectors[(sim.peer, p, key[1])]
+
+    def _below(self, digest: bytes, head: bytes) -> bool:
+        """Whether a commit is the head, or one that the head builds on."""
+        version = self.commits[digest].header.version
+        while head in self.commits and self.commits[head].header.version > version:
+            head = self.commits[head].header.parent
+        return head == digest
 
     def forgotten(self, sim: SimPeer, p: int, seq: int) -> None:
         """A peer lets go of a contribution: it is listed, or all of it came back.

@@ -128,22 +128,20 @@ def _perform(act: Play, result: Result, tick: Callable[[float], None]) -> None:
     fragments = range(stage.settings.fragments)
     merges = [len(times) for times in stage.merged_at]
     agreed: set[int] = set()
+    mark = _mark(act)
     while stage.now < end:
         stage.run(min(end, stage.now + LOOK_S))
+        if stage.work is not None and stage.now >= mark:
+            mark = math.inf
+            result.violations += [Broken(what, _story(stage)) for what in _open(stage, open_then)]
         agreed |= {p for p in fragments if len(stage.heads(p)) == 1}
         if result.one_head_s < 0 and len(agreed) == len(fragments):
             result.one_head_s = stage.now - scenario.seconds
     tick(1.0)
     hold = scenario.hold
     if stage.work is not None and hold.covered:
-        faults = stage.work.faults(
-            _listed(stage),
-            open_then,
-            scenario.seconds,
-            stage.claims,
-            hold.covered_intervals,
-            hold.listed_intervals or math.inf,
-        )
+        every = hold.listed_intervals or math.inf
+        faults = stage.work.unlisted(_listed(stage), scenario.seconds, stage.claims, every)
         result.violations += [Broken(what, _story(stage)) for what in faults]
     for p in fragments:
         if len(stage.merged_at[p]) < merges[p] + hold.merges_min:
@@ -154,6 +152,19 @@ def _perform(act: Play, result: Result, tick: Callable[[float], None]) -> None:
     if hold.majority_wins and before is not None and not _kept(stage, before):
         what = "the lineage that most old members had at the healing was left"
         result.violations.append(Broken(what, _story(stage)))
+
+
+def _mark(act: Play) -> float:
+    """When the units that are open at the healing have to be listed."""
+    scenario, hold = act.drawn.scenario, act.drawn.scenario.hold
+    wait = hold.covered_intervals * act.stage.settings.interval_s
+    return scenario.seconds + wait if hold.covered else math.inf
+
+
+def _open(stage: Stage, units: list[tuple[int, int]]) -> list[str]:
+    """What of these units, which were open at the healing, still is."""
+    left = stage.work.still_open(units, _listed(stage)) if stage.work is not None else []
+    return [f"unit {unit} is open since the healing" for unit in left]
 
 
 def _listed(stage: Stage) -> set[tuple[int, int, int]]:

@@ -179,12 +179,12 @@ class Hold(_Table, frozen=True, kw_only=True):
     donors_min: int = 0
     """So many peers served whole anchors."""
     covered: bool = True
-    """At the end the units that were open at the healing are listed, and so is what live learners
-    did some time ago, as the two that follow say."""
-    covered_intervals: float = 24.0
-    """Merge intervals after the healing from which on that is asked of open units, where the calm
-    lasts so long: own work of the window first (6), a rest of what changed hands (4), overdue (4),
-    listing (5), and claims that lapse."""
+    """Units that were open at the healing are listed some time later, and so is, at the end, what
+    live learners did some time before, as the two that follow say."""
+    covered_intervals: float = 9.0
+    """Merge intervals after the healing within which the open units are listed, where the calm
+    lasts so long: the swarm finds together (3), somebody is behind with them or they rest after a
+    change of hands (4), listing (2)."""
     listed_intervals: float = 5.0
     """Merge intervals within which a live learner's work is listed; 0: not asked."""
     doubles_told_within_s: float = 0.0
@@ -208,7 +208,7 @@ class Scenario(_Table, frozen=True, kw_only=True):
     """Why it is known not to hold yet; such a scenario is no part of `all`."""
     seconds: float = 40.0
     """Virtual seconds of chaos."""
-    calm_s: float = 30.0
+    calm_s: float = 36.0
     """Virtual seconds after the healing."""
     swarm: Swarm = Swarm()
     weather: dict[str, float] = {}

@@ -210,24 +210,18 @@ class Workplace:
         """Sequences that were trained more than once, each further time counted."""
         return sum(times - 1 for times in self.trained.values())
 
-    def faults(
+    def unlisted(
         self,
         listed: set[Sequence],
-        open_then: list[tuple[int, int]],
         since: float,
         liars: Collection[PeerId] = (),
-        covered_intervals: float = 0.0,
-        listed_intervals: float = LISTED_INTERVALS,
+        intervals: float = LISTED_INTERVALS,
     ) -> list[str]:
-        """What is wrong long after all healed (``since``), when the heads list ``listed``: units
-        that were open then and still are ``covered_intervals`` later, and work that live learners
-        did more than ``listed_intervals`` ago and no head lists (of ``liars``, whose pieces nobody
-        credits, none is asked)."""
-        stage, interval_s = self.stage, self.stage.settings.interval_s
-        late = stage.now - since >= covered_intervals * interval_s
-        still = self._still(open_then, listed) if late else []
-        found = [f"unit {unit} is open since the healing" for unit in still]
-        until = stage.now - listed_intervals * interval_s
+        """Whose work is not listed long after all healed (``since``), when the heads list
+        ``listed``: what live learners did more than ``intervals`` ago (of ``liars``, whose pieces
+        nobody credits, none is asked)."""
+        stage = self.stage
+        until = stage.now - intervals * stage.settings.interval_s
         lost: Counter[int] = Counter()
         for at, peer, born, key in self.done:
             sim = stage.peers[peer]
@@ -236,12 +230,12 @@ class Workplace:
             begin = max(since, stage.disturbed.get(peer, 0.0))
             if begin <= at <= until and sim.alive and sim.born == born and key not in listed:
                 lost[sim.number] += 1
-        found += [
-            f"{n} sequences that peer {who} trained are not listed" for who, n in lost.items()
-        ]
-        return found
+        return [f"{n} sequences that peer {who} trained are not listed" for who, n in lost.items()]
 
-    def _still(self, units: list[tuple[int, int]], listed: set[Sequence]) -> list[tuple[int, int]]:
+    def still_open(
+        self, units: list[tuple[int, int]], listed: set[Sequence]
+    ) -> list[tuple[int, int]]:
+        """Those of the units of which not all is listed."""
         return [
             unit
             for unit in units
@@ -253,6 +247,6 @@ class Workplace:
         found: list[tuple[int, int]] = []
         position = 0
         while len(found) < count:
-            found += self._still([self.plan.unit(position)], listed)
+            found += self.still_open([self.plan.unit(position)], listed)
             position += 1
         return found

@@ -12,6 +12,7 @@ import random
 import numpy as np
 import pytest
 
+from dugnad.averaging.events import Adopt
 from dugnad.simulation.checks import Violation
 from dugnad.simulation.world import Weather, World, WorldSettings, peer_of
 
@@ -226,3 +227,13 @@ def test_the_checker_notices_a_contribution_listed_twice() -> None:
     )
     with pytest.raises(Violation, match="twice"):
         world.checks.committed(again, b"x" * 32)
+
+
+def test_the_checker_notices_a_peer_that_goes_back_to_what_its_head_builds_on() -> None:
+    world = swarm(1)
+    world.run(20.0)
+    sim = world.alive()[0]
+    head = sim.fragments[0].core.head
+    parent = world.checks.commits[head.digest].header.parent
+    with pytest.raises(Violation, match="went back"):
+        world.checks.adopted(sim, 0, head.digest, Adopt(parent, head.version - 1, (), (), False))

@@ -36,7 +36,8 @@ def test_peers_in_a_calm_network_share_the_work_without_overlap() -> None:
     world = stage()
     assert sum(work_of(world).trained.values()) > 300
     assert work_of(world).twice() < 12  # before the first head everybody owns everything
-    assert work_of(world).faults(listed(world), [(0, 0), (0, 1), (0, 2)], 0.0) == []
+    assert work_of(world).still_open([(0, 0), (0, 1), (0, 2)], listed(world)) == []
+    assert work_of(world).unlisted(listed(world), 0.0) == []
 
 
 def test_what_a_peer_hands_in_is_what_it_trained() -> None:
@@ -56,7 +57,7 @@ def test_work_that_is_listed_after_all_once_it_went_along_again_hides_no_later_w
     assert world.give_back(sim, 0, back, 0.0) == ()
     since = world.now
     world.run(world.now + 40.0)
-    assert work_of(world).faults(listed(world), [], since) == []
+    assert work_of(world).unlisted(listed(world), since) == []
     assert world.ledger.listed_steps[world.best(0)] + world.pending(0) <= world.made
 
 
@@ -65,7 +66,8 @@ def test_the_units_of_a_dead_peer_are_taken_over() -> None:
     open_then = work_of(world).oldest_open(listed(world), 16)
     world.kill(peer_of(1))
     world.run(world.now + 40.0)
-    assert work_of(world).faults(listed(world), open_then, world.now - 30.0) == []
+    assert work_of(world).still_open(open_then, listed(world)) == []
+    assert work_of(world).unlisted(listed(world), world.now - 30.0) == []
     assert work_of(world).takeovers > 0
 
 
@@ -108,7 +110,7 @@ def _nobody_goes(self: Units, event: Participants, now: float) -> None:
 
 def test_work_that_is_not_listed_is_noticed() -> None:
     world = stage()
-    assert work_of(world).faults(set(), [], 0.0)[0].endswith("trained are not listed")
+    assert work_of(world).unlisted(set(), 0.0)[0].endswith("trained are not listed")
 
 
 def test_a_table_of_units_over_its_bound_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
