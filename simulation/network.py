@@ -29,6 +29,8 @@ class Network:
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
         self._controls: dict[tuple[PeerId, PeerId], Link] = {}
         self._size = 0
+        self.line_s = 0.0
+        """What the lines took of the time of the newest weighed message."""
 
     def link(self, source: PeerId, target: PeerId) -> Link:
         """One direction of a link, with its generator."""
@@ -54,13 +56,16 @@ class Network:
         """Seconds until one message is there: its waiting, its bytes, its way; ``trips`` of them
         where it is asked for, or a stream is opened for it, first."""
         size, self._size = self._size, 0
-        taken, weather, now = trips * link.trip(self.weather), self.weather, self._clock()
+        weather, now = self.weather, self._clock()
+        taken = way = trips * link.trip(weather)
         if size and weather.up_bytes_s:
             taken += self.up.setdefault(link.source, Line()).passes(size, weather.up_bytes_s, now)
         if size and weather.down_bytes_s:
             there = now + taken
             line = self.down.setdefault(link.target, Line())
             taken += line.passes(size, weather.down_bytes_s, there)
+        if size:
+            self.line_s = taken - way
         return taken
 
     def noticed(self, source: PeerId, target: PeerId) -> float:

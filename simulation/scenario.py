@@ -82,6 +82,7 @@ class Swarm(_Table, frozen=True, kw_only=True):
     clock_skew_s: float = 0.0
     """Wall clocks are up to this wrong, either way."""
     codec: str = "int8"
+    """Of hand-ins; "auto" leaves it to each peer's links, int8 at the richest."""
     rule: str = "mean"
     eta: float = 0.7
     mu: float = 0.5

@@ -9,7 +9,7 @@ are untouched: whatever is wrong here is wrong in the daemon, too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -18,6 +18,7 @@ import numpy as np
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
 from dugnad.averaging.home import INBOX_MAX, PROMISES_MAX
+from dugnad.averaging.linkrate import Delivery
 from dugnad.averaging.pruning import NODES_MAX
 from dugnad.averaging.view import HOLDERS_DIGESTS_MAX
 from dugnad.averaging.worker import WorkError
@@ -27,6 +28,7 @@ from dugnad.simulation.checks import Violation
 from dugnad.simulation.credits import Credits
 from dugnad.simulation.fates import Fates
 from dugnad.simulation.ledger import Ledger
+from dugnad.simulation.linkchoice import AUTO, LinkChoices
 from dugnad.simulation.people import SimFragment, SimPeer
 from dugnad.simulation.settings import RUN, UNIT_SEQUENCES, WALL_START_S, WorldSettings
 from dugnad.simulation.story import told
@@ -78,6 +80,7 @@ class Stage(Fates):
         self.donors: dict[PeerId, int] = {}
         """Who served whole anchors, or pieces of them, and how often."""
         self.transfers = Transfers(self)
+        self.links = LinkChoices(self) if settings.codec == AUTO else None
         self.made = 0
         """Steps of all peers, each counted once per fragment."""
         self.acked: dict[bytes, set[PeerId]] = {}
@@ -144,6 +147,8 @@ class Stage(Fates):
                 self._hang(sim, p, action)
                 return
         super()._do(sim, p, action)
+        if self.links is not None and isinstance(action, ev.Adopt | ev.Settle):
+            self.links.became(sim, p, action)
         match action:
             case ev.Merge() | ev.Join():
                 self._moment("merge", sim)
@@ -186,6 +191,15 @@ class Stage(Fates):
             return
         if not any(digest in self.peers[one].fragments[p].worker.states for one in others):
             raise Violation(f"peer {sim.number} took its own version {node.version} unwitnessed")
+
+    def _hand_in(self, sim: SimPeer, p: int, action: ev.HandIn) -> None:
+        if self.links is not None:
+            codec, worker = self.links.hand_in(sim, p), sim.fragments[p].worker
+            if codec is None:
+                self._answer(sim, p, ev.HandedIn(action.seq, None, ()))
+                return
+            worker.rules = replace(worker.rules, hand_in_codec=codec)
+        super()._hand_in(sim, p, action)
 
     def give_back(self, sim: SimPeer, p: int, seq: int, share: float) -> tuple[fm.UnitPiece, ...]:
         """As in the world; the units core is told what came back."""
@@ -246,8 +260,12 @@ class Stage(Fates):
         size = len(sim.fragments[p].worker.inbox[(sim.peer, seq)].payload)
         self.bytes += size
         self.net.weigh(size)
+        self.net.line_s = 0.0
         super()._send_contribution(sim, p, seq, to)
         self.net.weigh(0)
+        if self.links is not None:
+            took = Delivery(size, self.net.line_s)
+            self.links.sent(sim, p, ev.SendContribution(seq, to), took)
 
     def _forward(self, sim: SimPeer, p: int, key: ev.Key, to: PeerId) -> None:
         """As in the world; a maker refuses its own, and the daemon's forwarding ends there."""

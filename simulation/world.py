@@ -27,6 +27,7 @@ from dugnad.dht.ids import PeerId
 from dugnad.peer.progress import ProgressLog
 from dugnad.simulation.carrier import Carrier
 from dugnad.simulation.checks import Checks, Violation
+from dugnad.simulation.linkchoice import AUTO, RICHEST
 from dugnad.simulation.network import message_events
 from dugnad.simulation.people import Disk, SimFragment, SimPeer, SimSigner, peer_of, play_step, seal
 from dugnad.simulation.settings import RUN, SEQUENCE_TOKENS, WALL_START_S, Weather, WorldSettings
@@ -120,7 +121,7 @@ class World(Carrier):
             fragment=p,
             groups=(Group(0, half, "matrix"), Group(half, s.size, "embedding")),
             rule=s.rule,
-            hand_in_codec=s.codec,
+            hand_in_codec=s.codec if s.codec != AUTO else RICHEST,
             commit_codec="int8" if s.codec != "float32" else "float32",
             eta_bits=eta,
             mu_bits=mu,
