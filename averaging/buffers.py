@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -27,8 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dugnad.averaging.codecs import CODECS, Codec, CodecError, leaf_bounds
-from dugnad.averaging.leaf import Encoded, leaf_room, squared
+from dugnad.averaging.leaf import Encoded, about_squared, leaf_room
 from dugnad.averaging.outer import OuterState, Rates, step_leaf
+from dugnad.averaging.pages import PAGES
+from dugnad.averaging.room import Room
 from dugnad.averaging.tree import (
     Bytes,
     Vector,
@@ -88,6 +90,11 @@ class AnchorState:
         hashes = array_leaf_hashes(theta), array_leaf_hashes(momentum)
         return _sealed(theta.copy(), momentum.copy(), *hashes)
 
+    def moved(self, theta: Vector, leaves: tuple[bytes, ...]) -> AnchorState:
+        """Return the state with other parameters, which nobody else holds, and this momentum."""
+        theta.flags.writeable = False
+        return replace(self, theta=theta, theta_root=root_of(leaves), theta_leaves=leaves)
+
     @classmethod
     def fresh(cls, theta: Vector) -> AnchorState:
         """Return version 0: these parameters, no momentum."""
@@ -123,7 +130,8 @@ class NextAnchor:
         """Follow on ``state``, which is not changed."""
         n = state.theta.size
         self._state, self._rates, self._bounds = state, rates, param_bounds(n)
-        self._theta, self._momentum = np.empty(n, np.float32), np.empty(n, np.float32)
+        self._theta = PAGES.vector(n)
+        self._momentum = PAGES.vector(n) if rates.mu else state.momentum
         self._scratch = leaf_room(n)
         self._theta_leaves: list[bytes] = []
         self._momentum_leaves: list[bytes] = []
@@ -133,18 +141,21 @@ class NextAnchor:
         start, stop = self._bounds[len(self._theta_leaves)]
         part = slice(start, stop)
         before = OuterState(self._state.theta[part], self._state.momentum[part])
-        after = OuterState(self._theta[part], self._momentum[part])
+        momentum = self._momentum[part] if self._rates.mu else before.momentum
+        after = OuterState(self._theta[part], momentum)
         step_leaf(before, gradient, self._rates, after, self._scratch[: stop - start])
         self._theta_leaves.append(leaf_hash(array_bytes(after.theta)))
-        self._momentum_leaves.append(leaf_hash(array_bytes(after.momentum)))
+        if self._rates.mu:
+            self._momentum_leaves.append(leaf_hash(array_bytes(momentum)))
 
     def sealed(self) -> AnchorState:
         """Return the anchor once every leaf was stepped."""
         if len(self._theta_leaves) != len(self._bounds):
             raise ValueError(f"{len(self._theta_leaves)} leaves stepped of {len(self._bounds)}")
-        return _sealed(
-            self._theta, self._momentum, tuple(self._theta_leaves), tuple(self._momentum_leaves)
-        )
+        leaves = tuple(self._theta_leaves)
+        if self._rates.mu:
+            return _sealed(self._theta, self._momentum, leaves, tuple(self._momentum_leaves))
+        return self._state.moved(self._theta, leaves)
 
 
 class FragmentBuffers:
@@ -174,23 +185,23 @@ class FragmentBuffers:
     ) -> HandIn:
         """Move the learner's new progress into contribution ``seq`` and the residual.
 
-        One that is not ``final`` is to be taken back (:meth:`take_back`) and made again with what
-        was learned until then; the residual is not bounded meanwhile.
+        Parameters in a read-only array become the reference themselves, others are copied. A
+        contribution that is not ``final`` is to be taken back (:meth:`take_back`) and made again
+        with what was learned until then; the residual is not bounded meanwhile.
 
         Raises :class:`BuffersError` for a seq that does not rise, too many retained contributions,
         another size, or parameters that are not finite.
         """
         self._check_hand_in(seq, learner_theta)
-        room = np.empty(self.size, np.float32)  # first what is sent and kept, then the reference
-        payload, hashes, progress_norm = self._encoded(learner_theta, codec, room)
-        squares = self._keep_rest(room, payload, codec)
-        np.copyto(room, learner_theta)
-        self.ref = room
+        rest, room = PAGES.vector(self.size), Room(codec.encoded_size(self.size))
+        hashes, progress_norm, residual_norm = self._encoded(learner_theta, codec, room, rest)
+        payload = room.take()
+        self.ref, self.residual = _lasting(learner_theta), rest
         self.last_seq = seq
         self.made += 1
         self.retained[seq] = Retained(payload, codec.name)
         self._begun_norm += progress_norm
-        residual_norm, dropped = math.sqrt(squares), 0.0
+        dropped = 0.0
         if final:
             if self._begun_norm > 0.0:
                 self._recent.append(self._begun_norm)
@@ -259,7 +270,7 @@ class FragmentBuffers:
         """
         if state.theta.size != self.size:
             raise BuffersError(f"an anchor of {state.theta.size} parameters for {self.size}")
-        delta = state.theta - self.ref
+        delta = np.subtract(state.theta, self.ref, out=PAGES.vector(self.size))
         self.anchor = state
         self.ref = state.theta
         return delta
@@ -334,39 +345,33 @@ class FragmentBuffers:
             raise BuffersError("a residual that is not finite")
 
     def _encoded(
-        self, theta: Vector, codec: Codec, total: Vector
-    ) -> tuple[bytes, tuple[bytes, ...], float]:
-        """Put residual and progress in ``total``; return it encoded, its leaves, progress' norm.
+        self, theta: Vector, codec: Codec, room: Room, rest: Vector
+    ) -> tuple[tuple[bytes, ...], float, float]:
+        """Encode residual and progress into ``room`` and put what that loses into ``rest``.
 
-        Changes nothing else; raises :class:`BuffersError` for parameters that are not finite.
+        Returns the leaf hashes and the norms of progress and rest. Changes nothing else; raises
+        :class:`BuffersError` for parameters that are not finite. One walk, leaf by leaf, so that
+        each is read, encoded and hashed while in the cache.
         """
-        payload = bytearray(codec.encoded_size(self.size))
-        view, scratch = memoryview(payload), leaf_room(self.size)
-        hashes, squares = [], 0.0
+        total, scratch = leaf_room(self.size), leaf_room(self.size)
+        hashes, progress, left = [], 0.0, 0.0
         for (start, stop), (first, last) in zip(
             param_bounds(self.size), leaf_bounds(codec, self.size), strict=True
         ):
-            part = np.subtract(self.ref[start:stop], theta[start:stop], out=total[start:stop])
-            squares += squared(part)
-            if not math.isfinite(squares):
+            part, bench = total[: stop - start], scratch[: stop - start]
+            np.subtract(self.ref[start:stop], theta[start:stop], out=part)
+            progress += about_squared(part)
+            if not math.isfinite(progress):
                 raise BuffersError("the learner's parameters are not finite")
             np.add(self.residual[start:stop], part, out=part)
+            octets = room.view[first:last]
             try:
-                codec.encode_into(part, view[first:last], scratch)
+                codec.encode_rest(part, octets, rest[start:stop], bench)
             except CodecError as fault:
                 raise BuffersError(f"progress cannot be encoded: {fault.reason}") from fault
-            hashes.append(leaf_hash(view[first:last]))
-        return bytes(payload), tuple(hashes), math.sqrt(squares)
-
-    def _keep_rest(self, total: Vector, payload: bytes, codec: Codec) -> float:
-        """Leave in the residual what of ``total`` the payload has not; return its squared norm."""
-        encoded, squares = Encoded.of(codec, payload, self.size), 0.0
-        sent, scratch = leaf_room(self.size), leaf_room(self.size)
-        for k, (start, stop) in enumerate(param_bounds(self.size)):
-            rest = self.residual[start:stop]
-            np.subtract(total[start:stop], encoded.leaf(k, sent, scratch), out=rest)
-            squares += squared(rest)
-        return squares
+            hashes.append(leaf_hash(octets))
+            left += about_squared(rest[start:stop])
+        return tuple(hashes), math.sqrt(progress), math.sqrt(left)
 
     def _bound_residual(self, norm: float) -> tuple[float, float]:
         """Shrink a residual beyond its bound; return its norm and the norm of what was dropped."""
@@ -397,6 +402,15 @@ def _sealed(
         theta_leaves=theta_leaves,
         momentum_leaves=momentum_leaves,
     )
+
+
+def _lasting(theta: Vector) -> Vector:
+    """Return parameters that stay as they are: these, where nobody can write to them."""
+    if not theta.flags.writeable:
+        return theta
+    copy = PAGES.vector(theta.size)
+    np.copyto(copy, theta)
+    return copy
 
 
 def _restored(arrays: Mapping[str, npt.NDArray[np.generic]], n: int) -> dict[int, Retained]:

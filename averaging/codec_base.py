@@ -71,6 +71,15 @@ class Codec(Protocol):
         """
         ...
 
+    def encode_rest(
+        self, x: Vector, out: bytearray | memoryview, rest: Vector, scratch: Vector
+    ) -> None:
+        """Encode one leaf and put into ``rest`` what of ``x`` the encoding has not.
+
+        All three vectors have its size, and nothing of them in common.
+        """
+        ...
+
     def decode(
         self, data: Bytes, n: int, out: Vector | None = None, scratch: Vector | None = None
     ) -> Vector:
@@ -98,6 +107,12 @@ class LeafCodec:
     def decode_leaf(self, data: Octets, out: Vector, scratch: Vector) -> None:
         """Decode one leaf of the right size into ``out``; ``scratch`` has the size of ``out``."""
         raise NotImplementedError
+
+    def leaf_rest(self, x: Vector, out: Octets, rest: Vector, scratch: Vector) -> None:
+        """Encode one leaf into ``out``; ``rest`` is ``x`` less what it decodes to."""
+        self.encode_leaf(x, out, scratch)
+        self.decode_leaf(out, rest, scratch)
+        np.subtract(x, rest, out=rest)
 
     def encoded_size(self, n: int) -> int:
         """Return the exact size in bytes of ``n`` encoded parameters."""
@@ -131,6 +146,19 @@ class LeafCodec:
             size = self.leaf_size(stop - start)
             self.encode_leaf(x[start:stop], octets[at : at + size], scratch[: stop - start])
             at += size
+
+    def encode_rest(
+        self, x: Vector, out: bytearray | memoryview, rest: Vector, scratch: Vector
+    ) -> None:
+        """Encode one leaf and put into ``rest`` what of ``x`` the encoding has not."""
+        for one in (x, rest, scratch):
+            _require_vector(one)
+        octets = octets_of(out)
+        if not 0 < x.size == rest.size == scratch.size <= LEAF_PARAMS:
+            raise ValueError(f"{x.size}, {rest.size} and {scratch.size} parameters of one leaf")
+        if octets.size != self.leaf_size(x.size):
+            raise ValueError(f"{octets.size} bytes of room for {self.leaf_size(x.size)}")
+        self.leaf_rest(x, octets, rest, scratch)
 
     def decode(
         self, data: Bytes, n: int, out: Vector | None = None, scratch: Vector | None = None

@@ -120,20 +120,15 @@ class Int8Codec(LeafCodec):
     def encode_leaf(self, x: Vector, out: Octets, scratch: Vector) -> None:
         """Scale and round half to even, block by block."""
         for values, room, bench in _blocks(x, out, scratch):
-            np.abs(values, out=bench)
-            peak = bench.max(axis=1)
-            if not float(peak.max()) <= FLOAT32_MAX:  # also true of NaN
-                raise CodecError("a value that is not finite")
-            scale = np.minimum(peak / np.float32(_INT8_LEVELS), np.float32(SCALE_MAX))
-            scale[scale < np.float32(SMALLEST)] = 0.0
-            inverse = np.zeros_like(scale)
-            np.divide(np.float32(1.0), scale, out=inverse, where=scale > 0.0)
-            np.multiply(values, inverse[:, None], out=bench)
-            np.rint(bench, out=bench)
-            if float(scale.max()) >= SCALE_MAX:
-                np.clip(bench, -_INT8_LEVELS, _INT8_LEVELS, out=bench)
-            room[:, :_SCALE_BYTES] = scale.astype("<f4", copy=False).view(np.uint8).reshape(-1, 4)
-            np.copyto(room[:, _SCALE_BYTES:].view(np.int8), bench, casting="unsafe")
+            _encode_blocks(values, room, bench)
+
+    def leaf_rest(self, x: Vector, out: Octets, rest: Vector, scratch: Vector) -> None:
+        """The same; the codes are still at hand as numbers, so nothing is decoded."""
+        parts = zip(_blocks(x, out, scratch), _blocks(rest, out, scratch), strict=True)
+        for (values, room, bench), (left, _, _) in parts:
+            scale = _encode_blocks(values, room, bench)
+            np.multiply(bench, scale[:, None], out=bench)
+            np.subtract(values, bench, out=left)
 
     def decode_leaf(self, data: Octets, out: Vector, scratch: Vector) -> None:
         """Widen (exact), then one multiply by the block's scale."""
@@ -145,10 +140,9 @@ class Int8Codec(LeafCodec):
             if float(scale.max()) > SCALE_MAX:
                 raise CodecError("a scale beyond 2**120")
             scale[scale < np.float32(SMALLEST)] = 0.0
-            codes = room[:, _SCALE_BYTES:].view(np.int8)
-            if int(codes.min()) < -_INT8_LEVELS:
+            np.copyto(values, room[:, _SCALE_BYTES:].view(np.int8))
+            if float(values.min()) < -_INT8_LEVELS:
                 raise CodecError("the code -128")
-            np.copyto(values, codes)
             np.multiply(values, scale[:, None], out=values)
 
 
@@ -164,6 +158,25 @@ HAND_IN_ONLY: Final[dict[str, Codec]] = {
 
 CODECS: Final[dict[str, Codec]] = COMMIT_CODECS | HAND_IN_ONLY
 """Every codec by its name in manifests and headers, from the richest down."""
+
+
+def _encode_blocks(values: Vector, room: Octets, bench: Vector) -> Vector:
+    """Encode rows of one block each; ``bench`` gets the codes as numbers. Return the scales."""
+    np.abs(values, out=bench)
+    peak = np.maximum.reduceat(bench.reshape(-1), np.arange(0, bench.size, bench.shape[1]))
+    if not float(peak.max()) <= FLOAT32_MAX:  # also true of NaN
+        raise CodecError("a value that is not finite")
+    scale: Vector = np.minimum(peak / np.float32(_INT8_LEVELS), np.float32(SCALE_MAX))
+    scale[scale < np.float32(SMALLEST)] = 0.0
+    inverse = np.zeros_like(scale)
+    np.divide(np.float32(1.0), scale, out=inverse, where=scale > 0.0)
+    np.multiply(values, inverse[:, None], out=bench)
+    np.rint(bench, out=bench)
+    if float(scale.max()) >= SCALE_MAX:
+        np.clip(bench, -_INT8_LEVELS, _INT8_LEVELS, out=bench)
+    room[:, :_SCALE_BYTES] = scale.astype("<f4", copy=False).view(np.uint8).reshape(-1, 4)
+    np.copyto(room[:, _SCALE_BYTES:].view(np.int8), bench, casting="unsafe")
+    return scale
 
 
 def _blocks(x: Vector, octets: Octets, scratch: Vector) -> list[tuple[Vector, Octets, Vector]]:

@@ -22,7 +22,7 @@ from dugnad.averaging.trial import Challenge as Challenge
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.records import RecordError, Signer, Verifier, decode, encode, framed
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Version of the records below; a reader refuses any other."""
 
 DIGEST_BYTES: Final = 32

@@ -14,7 +14,8 @@ from dugnad.averaging.buffers import AnchorState
 from dugnad.averaging.codecs import Codec, settle_range
 from dugnad.averaging.leaf import Encoded, leaf_room
 from dugnad.averaging.outer import OuterError
-from dugnad.averaging.tree import Bytes, array_bytes, leaf_hash, param_bounds, root_of
+from dugnad.averaging.pages import PAGES
+from dugnad.averaging.tree import Bytes, array_bytes, leaf_hash, param_bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def shift(state: AnchorState, payload: Bytes, codec: Codec) -> AnchorState:
     """
     n = state.theta.size
     encoded = Encoded.of(codec, payload, n)
-    theta, hashes = np.empty(n, np.float32), []
+    theta, hashes = PAGES.vector(n), []
     room, scratch = leaf_room(n), leaf_room(n)
     for k, (start, stop) in enumerate(param_bounds(n)):
         moved = theta[start:stop]
@@ -62,12 +63,4 @@ def shift(state: AnchorState, payload: Bytes, codec: Codec) -> AnchorState:
         if not settle_range(moved, scratch[: stop - start]):
             raise OuterError("an anchor that is not finite")
         hashes.append(leaf_hash(array_bytes(moved)))
-    theta.flags.writeable = False
-    return AnchorState(
-        theta=theta,
-        momentum=state.momentum,
-        theta_root=root_of(hashes),
-        momentum_root=state.momentum_root,
-        theta_leaves=tuple(hashes),
-        momentum_leaves=state.momentum_leaves,
-    )
+    return state.moved(theta, tuple(hashes))

@@ -53,6 +53,11 @@ def leaf_room(n: int) -> Vector:
     return np.empty(min(n, LEAF_PARAMS), np.float32)
 
 
+_NARROW_MIN: Final = 1e-20
+_NARROW_MAX: Final = 1e35
+"""Sums of squares that float32 holds: squares that it flushes to 0 are then nothing beside them."""
+
+
 def squared(piece: Vector, wide: npt.NDArray[np.float64] | None = None) -> float:
     """Return the sum of squares, in float64: infinite or NaN if an element is.
 
@@ -66,4 +71,19 @@ def squared(piece: Vector, wide: npt.NDArray[np.float64] | None = None) -> float
         row = wide[: part.size]
         np.copyto(row, part)
         total += float(np.dot(row, row))
+    return total
+
+
+def about_squared(piece: Vector) -> float:
+    """Return the sum of squares to a few parts in a million, in a third of the time.
+
+    For what one peer alone goes by: each machine has other last bits. Chunks are summed in float32
+    where their sum fits, else as :func:`squared` does.
+    """
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, piece.size, PRODUCT_CHUNK):
+            part = piece[start : start + PRODUCT_CHUNK]
+            found = float(np.dot(part, part))
+            total += found if _NARROW_MIN <= found <= _NARROW_MAX else squared(part)
     return total

@@ -30,6 +30,8 @@ from dugnad.averaging.merge import (
     weigh,
 )
 from dugnad.averaging.outer import Rates
+from dugnad.averaging.pages import PAGES
+from dugnad.averaging.room import Room
 from dugnad.averaging.tree import LEAF_PARAMS, Vector, leaf_hash, param_bounds
 
 
@@ -129,25 +131,23 @@ def combine(
     :class:`~dugnad.averaging.outer.OuterError` for a step that is not.
     """
     n = state.theta.size
-    following, rounding = NextAnchor(state, rates), np.empty(n, np.float32)
+    following, rounding = NextAnchor(state, rates), PAGES.vector(n)
     factors = np.array(coefficients, np.float32)
-    payload, hashes = bytearray(codec.encoded_size(n)), []
-    merged = Encoded.of(codec, payload, n)
+    room, hashes = Room(codec.encoded_size(n)), []
+    merged = Encoded.of(codec, room.view, n)
     rooms = leaf_room(n), leaf_room(n), leaf_room(n)
     for k, ((start, stop), parts) in enumerate(zip(param_bounds(n), _by_leaf(groups), strict=True)):
         first, last = merged.bounds[k]
-        room = merged.payload[first:last]
-        leaf = _summed(inputs, k, parts, factors, rooms)
+        leaf, rest = _summed(inputs, k, parts, factors, rooms), rounding[start:stop]
+        octets = merged.payload[first:last]
         try:
-            codec.encode_into(leaf, room, rooms[2])
+            codec.encode_rest(leaf, octets, rest, rooms[2][: leaf.size])
         except CodecError as fault:
             raise MergeError("a merged vector that is not finite") from fault
-        hashes.append(leaf_hash(room))
-        decoded = merged.leaf(k, *rooms[1:])
-        rest = np.subtract(leaf, decoded, out=rounding[start:stop])
+        hashes.append(leaf_hash(octets))
         np.multiply(rest, rounding_factor, out=rest)
-        following.step(decoded)
-    return LeafMerge(bytes(payload), tuple(hashes), following.sealed(), rounding)
+        following.step(merged.leaf(k, *rooms[1:]))
+    return LeafMerge(room.take(), tuple(hashes), following.sealed(), rounding)
 
 
 def _summed(

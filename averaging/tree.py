@@ -4,6 +4,10 @@ A leaf of parameters is :data:`LEAF_PARAMS` of them. The same tree names anchors
 payloads, so that a piece from any donor is accepted or refused by itself, and a bad piece tells
 which donor sent it. Leaves, nodes and roots are hashed under different tags, so none can pass for
 another; the root also binds the number of leaves. A node without a sibling is promoted unchanged.
+
+Leaves, which are all of the data, are hashed by BLAKE3: 5.7 GB/s in one thread where SHA-256 with
+the processor's own instructions reaches 1.7, and far more where it has none. What is above them is
+a few kilobytes of SHA-256.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 """A flat float32 array."""
@@ -31,21 +36,19 @@ LEAVES_MAX: Final = 1 << 20
 """Leaves in one tree: 2**36 parameters. Bounds what a foreign count can ask for."""
 
 HASH_BYTES: Final = 32
-"""Length of a SHA-256 digest: of a leaf hash, a node and a root."""
+"""Length of a leaf hash, a node and a root."""
 
 _PROOF_MAX: Final = 20
 """Levels of the tallest tree: log2(LEAVES_MAX)."""
 
-_LEAF_TAG: Final = b"dugnad leaf\x00"
+_LEAF_CONTEXT: Final = "dugnad leaf"
 _NODE_TAG: Final = b"dugnad node\x00"
 _ROOT_TAG: Final = b"dugnad root\x00"
 
 
 def leaf_hash(data: Bytes) -> bytes:
     """Return the hash of one leaf's bytes."""
-    digest = hashlib.sha256(_LEAF_TAG)
-    digest.update(data)
-    return digest.digest()
+    return blake3(data, derive_key_context=_LEAF_CONTEXT).digest()
 
 
 def leaf_hashes(data: Bytes, bounds: Bounds) -> tuple[bytes, ...]:

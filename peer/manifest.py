@@ -52,7 +52,7 @@ from dugnad.peer.views import printable
 if TYPE_CHECKING:  # loads pydantic, which the daemon does not need
     from dugnad.peer.runfile import RunFile
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Version of the layout of a manifest's bytes."""
 MANIFEST_BYTES_MAX: Final = 4 << 20
 """The index of 64 GiB of text has 2 MiB, the table of a model of a thousand layers 1 MiB."""

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from dugnad.averaging.room import Room
 from dugnad.dht.ports import Acknowledged, Stream, StreamEnded, TransportError
 from dugnad.peer.flow import Flow
 from dugnad.peer.ratelimit import Bucket
-from dugnad.peer.room import Room
 from dugnad.peer.uplink import Uplink
 
 STEP_BYTES: Final = 32 << 10

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dugnad.averaging.fragments import FragmentTable
+from dugnad.averaging.pages import PAGES
 from dugnad.peer.learner.memory import Region
 from dugnad.peer.learner.process import (
     STOP_SECONDS,
@@ -436,6 +437,11 @@ def _fill(target: Vector, source: Vector) -> None:
 
 
 async def _copied(source: Vector) -> Vector:
+    """A copy that nobody can write to: the exchange keeps it as it is."""
+    copy = PAGES.vector(source.size)
     if source.size > INLINE_COPY_MAX:
-        return await asyncio.to_thread(np.copy, source)
-    return source.copy()
+        await asyncio.to_thread(np.copyto, copy, source)
+    else:
+        np.copyto(copy, source)
+    copy.flags.writeable = False
+    return copy

@@ -29,6 +29,7 @@ from dugnad.averaging.formats import (
     UnitPiece,
 )
 from dugnad.averaging.reconcile import RANGES_MAX, Range
+from dugnad.averaging.room import Room as Room
 from dugnad.averaging.statements import STATEMENT_BYTES_MAX
 from dugnad.averaging.tree import LEAVES_MAX, Bytes, leaf_hash
 from dugnad.dht.ids import PeerId
@@ -36,7 +37,6 @@ from dugnad.peer.corpus import SHARDS_MAX
 from dugnad.peer.pacedstream import PacedStream as PacedStream
 from dugnad.peer.pacedstream import Stalled as Stalled
 from dugnad.peer.pacedstream import Traffic as Traffic
-from dugnad.peer.room import Room as Room
 
 T = TypeVar("T")
 

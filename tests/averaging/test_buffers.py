@@ -154,6 +154,23 @@ def test_the_learners_array_may_change_after_a_hand_in() -> None:
     np.testing.assert_array_equal(buffers.ref, theta)
 
 
+def test_an_array_that_nobody_can_write_to_becomes_the_reference_itself() -> None:
+    buffers = FragmentBuffers(AnchorState.fresh(noise(10, 0)))
+    learner = noise(10, 1)
+    learner.flags.writeable = False
+    buffers.hand_in(1, learner, INT8)
+    assert buffers.ref is learner
+
+
+def test_without_outer_momentum_a_merge_neither_copies_nor_hashes_it() -> None:
+    state = AnchorState.of(noise(50, 0), noise(50, 1))
+    payload = INT8.encode(noise(50, 2))
+    after = FragmentBuffers.advance(state, payload, INT8, eta_bits=ETA, mu_bits=bits_of(0.0))
+    assert after.momentum is state.momentum
+    assert after.momentum_root == state.momentum_root
+    assert after.theta_root == array_root(after.theta) != state.theta_root
+
+
 def test_settling_returns_a_share_and_can_be_undone() -> None:
     buffers = FragmentBuffers(AnchorState.fresh(np.zeros(4, np.float32)))
     buffers.hand_in(1, np.full(4, -8.0, np.float32), CODECS["float32"])
@@ -358,12 +375,12 @@ def test_a_cut_snapshot_is_refused() -> None:
 GOLDEN_SIZE = LEAF_PARAMS + 2500
 GOLDEN = {
     "mean": (
-        "9013a22555d8b7e2ae58cf4acf2427f47338510628f17754003ddb8902e8c95a",
-        "93f4661ce390697556230f7fc0b937897cc51b0f7edda04a7b315dc4e08183c9",
+        "0f137687dd5247669aecd9714cf14b51c2d2995713676385c263101ec868b5e4",
+        "f94ad3a9013c3cd3ccf195c9cb2bf0dd1c4f331774e197b87b4aa1f944c49454",
     ),
     "radial": (
-        "92b9c05c586794e4ad69121356cf2121d737f01e3c7581447f3f4c07b3982c0a",
-        "99f7d4327928ff41eeda263fd644116f994e4b1099828d34ec5af45b8f11bfd4",
+        "65229ab2eb1189582e999c87eee022bdd2ccdb5e74b2ecf448976527d5932878",
+        "7ac29da89c16fb5a45313460bfc2db0966e2cc099c2206307f92c5f1c8a438d8",
     ),
 }
 

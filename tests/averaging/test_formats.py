@@ -105,7 +105,7 @@ def test_an_oversized_message_is_refused_before_it_is_decoded() -> None:
 
 
 SPOILED = {
-    "another format": (with_header(format=2), "format 2"),
+    "another format": (with_header(format=1), "format 1"),
     "a long header": (with_header(codec="x" * 1100), "over 1 KB"),
     "a short root": (with_header(theta_root=b"x"), "root of the wrong length"),
     "a long home": (with_header(home=b"x" * 33), "root of the wrong length"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dugnad.averaging.codecs import CODECS, CodecError
-from dugnad.averaging.leaf import PRODUCT_CHUNK, Encoded, leaf_room, squared
+from dugnad.averaging.leaf import PRODUCT_CHUNK, Encoded, about_squared, leaf_room, squared
 from dugnad.averaging.tree import LEAF_PARAMS, Vector
 
 
@@ -51,3 +51,45 @@ def test_what_is_not_finite_shows(value: float) -> None:
     vector = noise(PRODUCT_CHUNK + 3, 2)
     vector[-1] = value
     assert not np.isfinite(squared(vector))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-44, 1e-30, 1e-12, 1.0, 1e12, 1e30])
+@pytest.mark.parametrize("n", [0, 1, PRODUCT_CHUNK, 3 * PRODUCT_CHUNK + 5])
+def test_the_quick_sum_of_squares_is_nearly_right_at_every_scale(n: int, scale: float) -> None:
+    vector = (noise(n, 3).astype(np.float64) * scale).astype(np.float32)
+    assert about_squared(vector) == pytest.approx(squared(vector), rel=1e-5)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_shows_in_the_quick_sum_too(value: float) -> None:
+    vector = noise(PRODUCT_CHUNK + 3, 2)
+    vector[3] = value
+    assert not np.isfinite(about_squared(vector))
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("n", [1, 700, 1024, 5000, LEAF_PARAMS])
+@pytest.mark.parametrize("scale", [0.0, 2.0**-99, 1.0, 1e37])
+def test_encoding_with_the_rest_is_encoding_and_what_decoding_lacks(
+    name: str, n: int, scale: float
+) -> None:
+    codec, vector = CODECS[name], (noise(n, 4) * np.float32(scale)).astype(np.float32)
+    room, rest = bytearray(codec.encoded_size(n)), np.full(n, np.nan, np.float32)
+    before = vector.copy()
+    codec.encode_rest(vector, room, rest, np.empty(n, np.float32))
+    assert bytes(room) == codec.encode(before)
+    np.testing.assert_array_equal(rest, before - codec.decode(bytes(room), n))
+    np.testing.assert_array_equal(vector, before)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_encoding_with_the_rest_refuses_what_does_not_fit(name: str) -> None:
+    codec, vector = CODECS[name], noise(100, 5)
+    room, rest, scratch = bytearray(codec.encoded_size(100)), vector.copy(), vector.copy()
+    with pytest.raises(ValueError, match="of room"):
+        codec.encode_rest(vector, room + b"\0", rest, scratch)
+    with pytest.raises(ValueError, match="of one leaf"):
+        codec.encode_rest(vector, room, rest[1:], scratch)
+    vector[7] = np.nan
+    with pytest.raises(CodecError, match="not finite"):
+        codec.encode_rest(vector, room, rest, scratch)

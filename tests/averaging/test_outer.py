@@ -23,10 +23,11 @@ def single(value: float) -> float:
 
 
 def plain_step(theta: float, b: float, g: float, eta: float, mu: float) -> tuple[float, float]:
-    eta, mu = single(eta), single(mu)
-    b = single(single(mu * b) + g)
-    b = b if abs(b) >= SMALLEST else 0.0
-    direction = single(g + single(mu * b))
+    eta, mu, direction = single(eta), single(mu), g
+    if mu:
+        b = single(single(mu * b) + g)
+        b = b if abs(b) >= SMALLEST else 0.0
+        direction = single(g + single(mu * b))
     theta = single(theta - single(eta * direction))
     return (theta if abs(theta) >= SMALLEST else 0.0), b
 
@@ -83,6 +84,8 @@ def test_results_that_are_not_finite_are_refused_without_a_warning() -> None:
     with pytest.raises(OuterError, match="anchor"):
         step(OuterState(-big, array(0.0)), big, rates(1.0, 0.0))
     with pytest.raises(OuterError, match="momentum"):
+        step(OuterState(big, array(0.0)), array(float("nan")), rates(1.0, 0.5))
+    with pytest.raises(OuterError, match="anchor"):
         step(OuterState(big, array(0.0)), array(float("nan")), rates(1.0, 0.0))
 
 

@@ -4,6 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,3 +102,10 @@ def test_a_foreign_proof_is_refused_without_an_error(
 def test_a_proof_of_a_leaf_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ValueError, match="leaf 3 of 3"):
         tree.proof(hashes(3), 3)
+
+
+def test_a_leafs_hash_is_blake3_in_its_own_domain() -> None:
+    found = tree.leaf_hash(b"dugnad")
+    assert found.hex() == "6fba9bf7796e6a9eef7e6d1861bac543220d244dfb24376747a49830f07a2670"
+    assert found != blake3(b"dugnad").digest()
+    assert tree.leaf_hash(memoryview(bytearray(b"dugnad"))) == found

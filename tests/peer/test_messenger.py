@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from dugnad.averaging.formats import (
+    FORMAT,
     MESSAGE_BYTES_MAX,
     NO_DIGEST,
     Ack,
@@ -78,7 +79,7 @@ def commit(
     run: RunId = RUN,
 ) -> CommitRecord:
     header = Header(
-        format=1,
+        format=FORMAT,
         run=run,
         kind="merge",
         fragment=0,
