@@ -33,9 +33,7 @@ format: $(READY)
 	$(PYTHON) -m ruff format . && $(PYTHON) -m ruff check --fix .
 
 bench: $(READY)
-	$(PYTHON) benchmarks/learner.py && $(PYTHON) benchmarks/exchange.py --rounds 3
-	$(PYTHON) benchmarks/learns.py --short --seeds 1 && $(PYTHON) benchmarks/parity.py --short
-	$(PYTHON) benchmarks/dashboard.py
+	$(PYTHON) benchmarks/short.py
 
 # mypy cannot follow setuptools' package-dir, so it is shown the folders under their import name.
 links:

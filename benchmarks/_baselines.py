@@ -17,8 +17,9 @@ MATCHMAKING_TIMEOUT_S: Final = 60.0
 class HivemindPeer:
     """Its averager with a group of all peers; matchmaking is over before a round begins."""
 
-    def __init__(self, rank: int, peers: int, params: int, codec: str) -> None:
+    def __init__(self, rank: int, peers: int, params: int, codec: str, host: str) -> None:
         self._rank, self._peers, self._codec = rank, peers, codec
+        self._maddrs = [f"/ip4/{host}/tcp/0"]
         self._tensor = torch.zeros(params)
         self._before: list[float] = []
         self._dht: Any = None
@@ -33,9 +34,7 @@ class HivemindPeer:
         import hivemind
 
         torch.set_num_threads(1)
-        self._dht = hivemind.DHT(
-            host_maddrs=["/ip4/127.0.0.1/tcp/0"], nat_port_map=False, start=True
-        )
+        self._dht = hivemind.DHT(host_maddrs=self._maddrs, nat_port_map=False, start=True)
         return {"addresses": [str(one) for one in self._dht.get_visible_maddrs()]}
 
     async def meet(self, others: list[dict[str, Any]]) -> None:
@@ -47,7 +46,7 @@ class HivemindPeer:
             self._dht.shutdown()
             self._dht = hivemind.DHT(
                 initial_peers=others[0]["addresses"],
-                host_maddrs=["/ip4/127.0.0.1/tcp/0"],
+                host_maddrs=self._maddrs,
                 nat_port_map=False,
                 start=True,
             )
@@ -105,8 +104,11 @@ class HivemindPeer:
 class GlooPeer:
     """``all_reduce`` of torch.distributed in float32: no encryption, no faults borne."""
 
-    def __init__(self, rank: int, peers: int, params: int, folder: str) -> None:
+    def __init__(
+        self, rank: int, peers: int, params: int, folder: str, interface: str = "lo"
+    ) -> None:
         self._rank, self._peers, self._folder = rank, peers, folder
+        self._interface = interface
         self._tensor = torch.zeros(params)
         self._before: list[float] = []
 
@@ -121,7 +123,7 @@ class GlooPeer:
 
         import torch.distributed as dist
 
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ["GLOO_SOCKET_IFNAME"] = self._interface
         dist.init_process_group(
             "gloo", f"file://{self._folder}/gloo", rank=self._rank, world_size=self._peers
         )

@@ -25,6 +25,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 import psutil
+from _gigabit import Lan
 
 SAMPLES: Final = 4096
 """Elements compared after each round, spread over all: also a part of 64 KiB lost shows."""
@@ -66,17 +67,24 @@ class Peer(Protocol):
         ...
 
 
-def vector_of(rank: int, number: int, count: int) -> npt.NDArray[np.float32]:
-    """What peer ``rank`` has to average in round ``number``."""
+def vector_of(
+    rank: int, number: int, count: int, out: npt.NDArray[np.float32] | None = None
+) -> npt.NDArray[np.float32]:
+    """What peer ``rank`` has to average in round ``number``, in ``out`` if given."""
     rng = np.random.default_rng([rank, number])
-    return rng.standard_normal(count, np.float32) * np.float32(SPREAD)
+    vector = rng.standard_normal(count, np.float32, out)
+    return np.multiply(vector, np.float32(SPREAD), out=vector)
 
 
 def sampled(vector: npt.NDArray[np.float32]) -> list[float]:
     """The elements that are compared."""
-    where = np.linspace(0, vector.size - 1, min(SAMPLES, vector.size)).astype(np.int64)
-    found: list[float] = vector[where].tolist()
+    found: list[float] = vector[sampled_at(vector.size)].tolist()
     return found
+
+
+def sampled_at(size: int) -> npt.NDArray[np.int64]:
+    """Where they are, rising."""
+    return np.linspace(0, size - 1, min(SAMPLES, size)).astype(np.int64)
 
 
 async def serve(peer: Peer) -> None:
@@ -97,8 +105,9 @@ async def serve(peer: Peer) -> None:
             begin = (await command())["at"]
             await asyncio.sleep(max(0.0, begin - time.monotonic()))
             await peer.run()
-            end = time.monotonic()
-            await _say({"end": end, "sample": peer.sample(before=False)})
+            await _say({"end": time.monotonic()})
+            await command()  # so that no sample is taken while others still average
+            await _say({"sample": peer.sample(before=False)})
     finally:
         await peer.close()
 
@@ -140,13 +149,14 @@ class Measured:
 class Fleet:
     """``count`` processes of one command, each told its rank by an argument at the end."""
 
-    def __init__(self, command: list[str], count: int, log: Path) -> None:
+    def __init__(self, command: list[str], count: int, log: Path, lan: Lan | None = None) -> None:
+        """In the namespaces of `lan`, if one is given."""
         self._log = log.open("ab")
         # With threads of its own in each of our threads, numpy's dot made a round 5 times as long.
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
         self._processes = [
             subprocess.Popen(
-                [*command, f"--rank={rank}"],
+                [*(lan.enter(rank) if lan else ()), *command, f"--rank={rank}"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
@@ -178,15 +188,16 @@ class Fleet:
                 one.kill()
         self._log.close()
 
-    def measure(self, rounds: int, warm_up: int = 1) -> Measured:
+    def measure(self, rounds: int, warm_up: int = 2, *, sparse: bool = False) -> Measured:
         """Let all meet and average; the medians of ``rounds`` after ``warm_up`` that do not count.
 
+        Where hand-ins are ``sparse`` by design only that all have the same result is looked at.
         RuntimeError when a peer ends early; its words are in the log.
         """
         others = self._hear_all()
         self._tell({"others": others})
         self._hear_all()
-        found = [self._round(number) for number in range(warm_up + rounds)][warm_up:]
+        found = [self._round(number, sparse) for number in range(warm_up + rounds)][warm_up:]
         seconds = [one.seconds for one in found]
         memory = [_memory(process.pid) for process in self._processes]
         return Measured(
@@ -200,7 +211,7 @@ class Fleet:
             proportional_mb=max(proportional for _, proportional in memory),
         )
 
-    def _round(self, number: int) -> Round:
+    def _round(self, number: int, sparse: bool) -> Round:
         self._tell({"do": "round", "number": number})
         mean = np.mean([heard["sample"] for heard in self._hear_all()], axis=0)
         before = self._cpu()
@@ -208,8 +219,10 @@ class Fleet:
         self._tell({"at": begin})
         heard = self._hear_all()
         used = [after - earlier for after, earlier in zip(self._cpu(), before, strict=True)]
-        errors = np.abs(np.array([one["sample"] for one in heard]) - mean)
-        wrong = float(np.mean(errors > WRONG_BEYOND))
+        self._tell({})
+        results = np.array([one["sample"] for one in self._hear_all()])
+        errors = np.abs(results - (results[0] if sparse else mean))
+        wrong = float(np.mean(errors > (0.0 if sparse else WRONG_BEYOND)))
         return Round(max(one["end"] for one in heard) - begin, sum(used), used[1], wrong)
 
     def _tell(self, what: dict[str, Any]) -> None:

@@ -16,14 +16,16 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from _fleet import sampled, vector_of
+from _fleet import sampled, sampled_at, vector_of
+from _plainworker import PlainWorker
 
 from dugnad.averaging import formats as fm
 from dugnad.averaging.buffers import AnchorState
-from dugnad.averaging.codecs import CODECS
+from dugnad.averaging.codecs import CODECS, COMMIT_CODECS
 from dugnad.averaging.events import HandIn, Merge, Merged
 from dugnad.averaging.fragments import FragmentTable, TensorSpec, build_table
 from dugnad.averaging.outer import bits_of
+from dugnad.averaging.pages import PAGES
 from dugnad.averaging.tree import Vector
 from dugnad.averaging.worker import Commit, FragmentRules, FragmentWorker, Progress
 from dugnad.dht.direct import DirectTransport
@@ -61,7 +63,7 @@ def table_of(params: int, fragments: int) -> FragmentTable:
 class _Fragment:
     """One fragment at one peer, and what it waits for in this round."""
 
-    worker: FragmentWorker
+    worker: FragmentWorker | PlainWorker
     head: bytes
     home: PeerId
     version: int = 0
@@ -85,15 +87,18 @@ class OurPeer:
         fragments: int,
         codec: str,
         direct: bool,
+        alone: bool,
+        host: str,
     ) -> None:
-        """`folder` is the fleet's own, and short: sockets lie in it. `direct`: TLS beside p2pd."""
-        self._rank, self._peers, self._codec = rank, peers, codec
+        """`folder` is the fleet's own, and short: sockets lie in it. `direct`: TLS beside p2pd.
+        `alone`: without error feedback, outer step and roots."""
+        self._rank, self._peers, self._codec, self._alone = rank, peers, codec, alone
         self._table = table_of(params, fragments)
         self._folder = folder / str(rank)
         self._folder.mkdir()
         self._identity = Identity.create(self._folder / "key")
         config = SubstrateConfig(
-            self._folder / "key", self._folder / "run", hosts=("127.0.0.1",), address_book=False
+            self._folder / "key", self._folder / "run", hosts=(host,), address_book=False
         )
         self._substrate = Substrate(config, self._identity)
         self._transport = DirectTransport(
@@ -101,11 +106,12 @@ class OurPeer:
             self._identity,
             self._folder / "run",
             protocols=(CONTRIBUTE_PROTOCOL, PULL_PROTOCOL) if direct else (),
-            hosts=("127.0.0.1",),
+            hosts=(host,),
         )
         self._puller = Puller(self._transport)
         self._fragments: list[_Fragment] = []
         self._streams: list[Stream] = []
+        self._whole = np.empty(params, np.float32)
         self._before: list[float] = []
         self._seq = 0
 
@@ -140,11 +146,15 @@ class OurPeer:
                 groups=tuple(self._table.merge_groups(p)),
                 rule="mean",
                 hand_in_codec=self._codec,
-                commit_codec=self._codec,
+                commit_codec=self._codec if self._codec in COMMIT_CODECS else "int8",
                 eta_bits=bits_of(1.0),
                 mu_bits=bits_of(0.0),
             )
-            worker = FragmentWorker.start(rules, self._substrate.peer, head, anchor)
+            worker: FragmentWorker | PlainWorker = (
+                PlainWorker(rules, self._substrate.peer, size)
+                if self._alone
+                else FragmentWorker.start(rules, self._substrate.peer, head, anchor)
+            )
             self._fragments.append(_Fragment(worker, head, ids[p % self._peers]))
         for rank, other in enumerate(others):
             if rank != self._rank:
@@ -155,14 +165,19 @@ class OurPeer:
 
     async def prepare(self, number: int) -> None:
         """Let the learner be ahead of the anchors by this round's vector."""
-        whole = vector_of(self._rank, number, self._table.total)
+        whole = vector_of(self._rank, number, self._table.total, self._whole)
         self._before = sampled(whole)
         self._seq += 1
         for p, one in enumerate(self._fragments):
             start = self._table.offsets[p]
             progress = whole[start : start + self._table.sizes[p]]
-            one.theta = one.worker.buffers.ref - progress
-            one.before = one.worker.buffers.anchor.theta
+            if isinstance(one.worker, PlainWorker):
+                one.theta = progress
+            else:
+                one.theta = PAGES.vector(progress.size)
+                np.subtract(one.worker.buffers.ref, progress, out=one.theta)
+                one.theta.flags.writeable = False  # as the learner's copy is
+                one.before = one.worker.buffers.anchor.theta
             one.keys.clear()
             one.all_in.clear()
 
@@ -176,8 +191,17 @@ class OurPeer:
         """Elements of the learner's progress, or of what the anchors moved by."""
         if before:
             return self._before
-        moved = [one.before - one.worker.buffers.anchor.theta for one in self._fragments]
-        return sampled(np.concatenate(moved))
+        where, starts = sampled_at(self._table.total), np.asarray(self._table.offsets)
+        of = np.searchsorted(starts, where, side="right") - 1
+        moved = []  # nothing of a fragment's size: it would count as ours
+        for p, one in enumerate(self._fragments):
+            at = where[of == p] - starts[p]
+            if isinstance(one.worker, PlainWorker):
+                moved.append(one.worker.result[at])
+            else:
+                moved.append(one.before[at] - one.worker.buffers.anchor.theta[at])
+        found: list[float] = np.concatenate(moved).tolist()
+        return found
 
     async def close(self) -> None:
         """Stop p2pd."""
@@ -190,6 +214,7 @@ class OurPeer:
         made = await asyncio.to_thread(
             one.worker.hand_in, HandIn(self._seq, one.version, one.head), one.theta, DONE
         )
+        one.theta = np.zeros(0, np.float32)
         signed = fm.sign_record(made, RUN, self._identity)
         one.worker.signed_own(signed)
         if one.home == self._substrate.peer:
@@ -305,8 +330,8 @@ class OurPeer:
         return self._fragments[fragment].worker.commits.get(digest)
 
     def anchor(self, fragment: int, digest: bytes) -> AnchorState | None:
-        """The anchors after a commit."""
-        return self._fragments[fragment].worker.states.get(digest)
+        """None: nobody is behind."""
+        return None
 
     def shard(self, number: int) -> bytes | None:
         """None: there is no text."""

@@ -1,8 +1,25 @@
-"""Averaging among N processes on loopback: ours beside hivemind's averager and gloo.
+"""Averaging among N processes: ours beside hivemind's averager, gloo, and the wire alone.
 
-Ours is measured from hand-in to adopted anchors at all peers, hashes, signatures, encryption and
-the outer step included; hivemind's is its all-reduce after matchmaking; gloo is a plain sum without
-encryption. GB are those that a ring in float32 would move: 2 (N-1) d 4 bytes.
+    python benchmarks/exchange.py --json exchange.json --svg exchange.svg
+    python benchmarks/exchange.py --gigabit --only "ours int8" "gloo float32"     (needs root)
+    python benchmarks/exchange.py --matrix --json matrix.json
+
+Ours is measured from hand-in to adopted anchors at all peers: error feedback, hashes, signatures,
+encryption and the outer step included; `alone` leaves out error feedback, outer step and roots, as
+the others do. hivemind's is its all-reduce after matchmaking; gloo is a plain sum without
+encryption; `raw` moves the bytes of a float32 ring from peer to peer and sums nothing. Vectors are
+made before the clock starts and looked at after it stops. GB are those that a ring in float32 would
+move: 2 (N-1) d 4 bytes. `--gigabit` runs each peer in a namespace with a line of 1 Gbit/s.
+
+| key | what | goal |
+|---|---|---|
+| speedup_vs_hivemind | seconds of hivemind's fastest codec over ours with int8 | >= 5 |
+| cpu_s_per_gb | CPU seconds of all processes a GB, ours with int8 | <= 3 |
+| ratio_vs_gloo | seconds of gloo in float32 over ours with int8 | >= 0.5 |
+| ratio_vs_gloo_gigabit | the same on lines of 1 Gbit/s | >= 1 |
+| memory_vs_hivemind | proportional memory of a peer of ours over one of theirs | <= 1 |
+
+A key that ends in `_alone` is of `ours int8 alone`.
 
 hivemind's 8-bit codec fails silently with numpy 2.4 or later, so it runs under `--hivemind-python`,
 an environment with hivemind and an older numpy, and is left out otherwise. To make one beside an
@@ -19,6 +36,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib
 import json
 import os
@@ -26,17 +44,40 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from _exchangeplot import exchange_svg
 from _fleet import Fleet, Measured, Peer, serve
+from _gigabit import Lan, missing
 
-OURS = ("ours int8", "ours float16", "ours float32")
-THROUGH_P2PD = "ours int8 p2pd"
+OURS: Final = ("ours int8", "ours float16", "ours float32", "ours int4", "ours topk-1.56")
+ALONE: Final = "ours int8 alone"
+THROUGH_P2PD: Final = "ours int8 p2pd"
 """All through libp2p, as between peers that do not reach each other directly."""
-HIVEMIND = ("hivemind float32", "hivemind float16")
-HIVEMIND_8BIT = "hivemind 8bit"
-GLOO = "gloo float32"
-ROLES = (*OURS, THROUGH_P2PD, *HIVEMIND, HIVEMIND_8BIT, GLOO)
+HIVEMIND: Final = ("hivemind float32", "hivemind float16")
+HIVEMIND_8BIT: Final = "hivemind 8bit"
+GLOO: Final = "gloo float32"
+RAW: Final = ("raw tcp", "raw tls", "raw p2pd")
+ROLES: Final = (*OURS, ALONE, THROUGH_P2PD, *HIVEMIND, HIVEMIND_8BIT, GLOO, *RAW)
+SHORT: Final = ("ours int8", ALONE, *HIVEMIND, GLOO)
+"""Of `--short` and of each cell of `--matrix`."""
+GIGABIT: Final = ("ours int8", "hivemind float16", GLOO)
+SPARSE: Final = ("int4", "topk")
+"""Codecs whose hand-ins are far from what was learned: the residual keeps the rest."""
+MATRIX: Final = [(n, d * 1_000_000) for d in (1, 10, 50) for n in (2, 4, 8)]
+MATRIX_BYTES_PER_PARAM: Final = 60
+"""Of each of our peers, and as much for one of theirs; cells beyond the memory are left out."""
+GIGABIT_MBIT: Final = 1000.0
+GOALS: Final = {
+    "speedup_vs_hivemind": (">=", 5.0),
+    "cpu_s_per_gb": ("<=", 3.0),
+    "ratio_vs_gloo": (">=", 0.5),
+    "ratio_vs_gloo_gigabit": (">=", 1.0),
+    "memory_vs_hivemind": ("<=", 1.0),
+}
+
+Results = dict[str, Measured]
+Figures = dict[str, Any]  # Any: JSON
 
 
 def main() -> None:
@@ -45,25 +86,7 @@ def main() -> None:
     if options.role:
         be_peer(options)
         return
-    chosen = options.only or [*OURS, THROUGH_P2PD, *HIVEMIND, GLOO]
-    if options.hivemind_python and not options.only:
-        chosen.append(HIVEMIND_8BIT)
-    results: dict[str, Measured] = {}
-    print(f"{options.peers} peers, {options.params:,} parameters, {options.rounds} rounds")
-    print(
-        "                    seconds (low to high)   CPU s/GB (helpers)   peak MB  proportional MB"
-    )
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        for name in chosen:
-            try:
-                results[name] = measure(options, name, Path(folder))
-            except RuntimeError as fault:
-                print(f"{name:18} failed: {fault}\n{words(Path(folder), name)}", flush=True)
-                continue
-            print(row(options, name, results[name]), flush=True)
-    if options.hivemind_python is None:
-        print(f"{HIVEMIND_8BIT:18} left out: it needs --hivemind-python with numpy below 2.4")
-    figures = summary(options, results)
+    figures = matrix(options) if options.matrix else whole(options)
     if options.json:
         Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
 
@@ -74,19 +97,95 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", help="write the numbers to this file")
+    parser.add_argument("--svg", help="draw them into this file")
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--params", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--fragments", type=int, help="of our exchange; as many as peers")
     parser.add_argument("--only", nargs="+", choices=ROLES)
+    parser.add_argument("--short", action="store_true", help="int8 beside hivemind and gloo alone")
+    parser.add_argument("--matrix", action="store_true", help="2, 4, 8 peers by 1, 10, 50 million")
+    parser.add_argument(
+        "--gigabit", action="store_true", help="only on lines of 1 Gbit/s (done last otherwise)"
+    )
     parser.add_argument("--hivemind-python", help="an interpreter with numpy below 2.4")
-    parser.add_argument("--role", choices=ROLES)
+    parser.add_argument("--role", choices=ROLES, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--hosts", default="127.0.0.1", help=argparse.SUPPRESS)
+    parser.add_argument("--interface", default="lo", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def measure(options: argparse.Namespace, name: str, folder: Path) -> Measured:
+def whole(options: argparse.Namespace) -> Figures:
+    """Everything for one number of peers and one size: on loopback, then on lines of 1 Gbit/s."""
+    chosen = list(options.only or (SHORT if options.short else ROLES))
+    if options.hivemind_python is None and HIVEMIND_8BIT in chosen:
+        chosen.remove(HIVEMIND_8BIT)
+        print(f"{HIVEMIND_8BIT} is left out: it needs --hivemind-python with numpy below 2.4")
+    figures: Figures = {}
+    results: Results = {}
+    if not options.gigabit:
+        results = measure_all(options, chosen)
+        figures = summary(options, results)
+    if options.gigabit or not options.only:
+        slow = [name for name in (options.only or GIGABIT) if name in chosen]
+        if reason := missing():
+            print(f"lines of 1 Gbit/s are left out: {reason}")
+        else:
+            with Lan(options.peers, GIGABIT_MBIT) as lan:
+                found = measure_all(options, slow, lan)
+            figures["gigabit"] = {name: asdict(one) for name, one in found.items()}
+            if "ours int8" in found and GLOO in found:
+                ratio = found[GLOO].seconds / found["ours int8"].seconds
+                figures["ratio_vs_gloo_gigabit"] = ratio
+    show(figures)
+    if options.svg:
+        rows = {
+            name: (one.seconds, one.cpu_seconds / gigabytes(options))
+            for name, one in results.items()
+        }
+        title = f"{options.peers} peers, {options.params / 1e6:g} M parameters"
+        Path(options.svg).write_text(exchange_svg(title, rows))
+    return figures
+
+
+def matrix(options: argparse.Namespace) -> Figures:
+    """Each number of peers by each size that fits the memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    cells: list[Figures] = []
+    for peers, params in MATRIX:
+        options.peers, options.params = peers, params
+        need = peers * params * MATRIX_BYTES_PER_PARAM
+        if need > memory:
+            print(f"{peers} peers of {params:,}: left out, {need / 1e9:.0f} GB would be needed")
+            continue
+        figures = summary(options, measure_all(options, list(options.only or SHORT)))
+        show(figures)
+        cells.append(figures)
+    return {"cells": cells}
+
+
+def measure_all(options: argparse.Namespace, chosen: list[str], lan: Lan | None = None) -> Results:
+    """Each way to average, printed as it comes."""
+    where = ", lines of 1 Gbit/s" if lan else ""
+    print(f"{options.peers} peers, {options.params:,} parameters, {options.rounds} rounds{where}")
+    print(
+        "                    seconds (low to high)   CPU s/GB (helpers)   peak MB  proportional MB"
+    )
+    results: Results = {}
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        for name in chosen:
+            try:
+                results[name] = measure(options, name, Path(folder), lan)
+            except RuntimeError as fault:
+                print(f"{name:18} failed: {fault}\n{words(Path(folder), name)}", flush=True)
+                continue
+            print(row(options, name, results[name]), flush=True)
+    return results
+
+
+def measure(options: argparse.Namespace, name: str, folder: Path, lan: Lan | None) -> Measured:
     """One way to average, in processes of its own."""
     python = sys.executable
     if name == HIVEMIND_8BIT and options.hivemind_python:
@@ -96,8 +195,12 @@ def measure(options: argparse.Namespace, name: str, folder: Path) -> Measured:
     command = [python, __file__, f"--role={name}", f"--folder={place}"]
     command += [f"--peers={options.peers}", f"--params={options.params}"]
     command += [f"--fragments={options.fragments or options.peers}"]
-    with Fleet(command, options.peers, log_of(folder, name)) as fleet:
-        return fleet.measure(options.rounds)
+    if lan is not None:
+        hosts = ",".join(lan.address(rank) for rank in range(options.peers))
+        command += [f"--hosts={hosts}", f"--interface={lan.interface()}"]
+    sparse = any(codec in name for codec in SPARSE)
+    with Fleet(command, options.peers, log_of(folder, name), lan) as fleet:
+        return fleet.measure(options.rounds, sparse=sparse)
 
 
 def log_of(folder: Path, name: str) -> Path:
@@ -126,9 +229,9 @@ def row(options: argparse.Namespace, name: str, found: Measured) -> str:
     )
 
 
-def summary(options: argparse.Namespace, results: dict[str, Measured]) -> dict[str, Any]:
-    """The figures of --json; prints the ratios. What was not averaged in full does not compare."""
-    figures: dict[str, Any] = {
+def summary(options: argparse.Namespace, results: Results) -> Figures:
+    """The figures of --json. What was not averaged in full does not compare."""
+    figures: Figures = {
         "peers": options.peers,
         "params": options.params,
         "rounds": options.rounds,
@@ -138,54 +241,79 @@ def summary(options: argparse.Namespace, results: dict[str, Measured]) -> dict[s
         "results": {name: asdict(found) for name, found in results.items()},
     }
     right = {name: found for name, found in results.items() if not found.wrong}
-    ours = right.get("ours int8")
     theirs = [right[name] for name in (*HIVEMIND, HIVEMIND_8BIT) if name in right]
-    if ours:
-        figures["cpu_s_per_gb"] = ours.cpu_seconds / gigabytes(options)
-        print(f"ours int8: {figures['cpu_s_per_gb']:.2f} CPU s/GB")
-    if ours and theirs:
-        fastest = min(theirs, key=lambda found: found.seconds)
-        figures["speedup_vs_hivemind"] = fastest.seconds / ours.seconds
-        figures["memory_vs_hivemind"] = ours.proportional_mb / fastest.proportional_mb
-        print(
-            f"speedup against hivemind's fastest: {figures['speedup_vs_hivemind']:.2f} (goal ≥ 3)"
-        )
-    if ours and GLOO in right:
-        figures["ratio_vs_gloo"] = right[GLOO].seconds / ours.seconds
-        print(f"gloo float32 / ours int8: {figures['ratio_vs_gloo']:.2f}")
+    for name, tail in (("ours int8", ""), (ALONE, "_alone")):
+        ours = right.get(name)
+        if ours is None:
+            continue
+        figures[f"cpu_s_per_gb{tail}"] = ours.cpu_seconds / gigabytes(options)
+        if theirs:
+            fastest = min(theirs, key=lambda found: found.seconds)
+            figures[f"speedup_vs_hivemind{tail}"] = fastest.seconds / ours.seconds
+            memory = ours.proportional_mb / fastest.proportional_mb
+            figures[f"memory_vs_hivemind{tail}"] = memory
+        if HIVEMIND[0] in right:
+            speedup = right[HIVEMIND[0]].seconds / ours.seconds
+            figures[f"speedup_vs_hivemind_float32{tail}"] = speedup
+        if GLOO in right:
+            figures[f"ratio_vs_gloo{tail}"] = right[GLOO].seconds / ours.seconds
     return figures
+
+
+def show(figures: Figures) -> None:
+    """Print the ratios with their goals."""
+    for key, value in figures.items():
+        sign, goal = GOALS.get(key.removesuffix("_alone"), ("", 0.0))
+        if sign:
+            met = value >= goal if sign == ">=" else value <= goal
+            print(f"{key} = {value:.2f}   goal {sign} {goal:g}: {'met' if met else 'NOT met'}")
+        elif key.startswith("speedup"):
+            print(f"{key} = {value:.2f}")
 
 
 def be_peer(options: argparse.Namespace) -> None:
     """Be one of the peers until told to end."""
-    if options.role.startswith("ours"):
-        import uvloop
+    with contextlib.suppress(BrokenPipeError):  # whoever measures has gone
+        if options.role.startswith("ours"):
+            import uvloop
 
-        uvloop.run(serve(make_peer(options)))
-    else:
-        asyncio.run(serve(make_peer(options)))
+            uvloop.run(serve(make_peer(options)))
+        else:
+            asyncio.run(serve(make_peer(options)))
 
 
 def make_peer(options: argparse.Namespace) -> Peer:
     """The peer of a role. Each loads its own libraries: ours has no torch, theirs no substrate."""
     kind, codec, *way = options.role.split()
+    hosts = options.hosts.split(",")
+    host, folder = hosts[options.rank % len(hosts)], Path(options.folder)
+    rank, peers, params = options.rank, options.peers, options.params
     peer: Peer
     if kind == "ours":
         peer = importlib.import_module("_ourpeer").OurPeer(
-            Path(options.folder),
-            rank=options.rank,
-            peers=options.peers,
-            params=options.params,
+            folder,
+            rank=rank,
+            peers=peers,
+            params=params,
             fragments=options.fragments,
             codec=codec,
-            direct=not way,
+            direct="p2pd" not in way,
+            alone="alone" in way,
+            host=host,
         )
+        return peer
+    if kind == "raw":
+        raw = importlib.import_module("_rawpeers")
+        if codec == "tcp":
+            peer = raw.TcpPeer(rank, peers, params, host)
+        else:
+            peer = raw.StreamPeer(folder, rank, peers, params, codec, host)
         return peer
     others = importlib.import_module("_baselines")
     if kind == "gloo":
-        peer = others.GlooPeer(options.rank, options.peers, options.params, options.folder)
+        peer = others.GlooPeer(rank, peers, params, options.folder, options.interface)
     else:
-        peer = others.HivemindPeer(options.rank, options.peers, options.params, codec)
+        peer = others.HivemindPeer(rank, peers, params, codec, host)
     return peer
 
 
