@@ -2,8 +2,8 @@
 
 Fragments that come side by side all come late, when the swarm has gone on; one after the other each
 is a merge or two behind at most, and follows by payloads from there. Where the run has no outer
-momentum, what the header calls momentum is the merged pseudo-gradient: it follows from the
-commit's payload, a quarter of its size, and is checked against the header's root like any other.
+momentum, that of the header is still all zeros: it is made here, checked against the header's root
+like any other, and half of the bytes need not be fetched.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from typing import Final
 
 import numpy as np
 
-from dugnad.averaging.codecs import COMMIT_CODECS, CodecError, settle_range
 from dugnad.averaging.formats import Header
-from dugnad.averaging.join import MERGE
 from dugnad.averaging.tree import Vector, array_root
 from dugnad.dht.ids import PeerId
 from dugnad.peer.pull import Puller
-from dugnad.peer.transferwire import OthersTurn, PullError, off_loop
+from dugnad.peer.transferwire import OthersTurn, off_loop
 
 TURN_S: Final = 120.0
 """Longer nobody waits for another fragment's turn: 30 MB at 2 Mbit/s, or a donor that trickles."""
@@ -60,30 +58,9 @@ class AnchorPull:
     async def _pull(
         self, puller: Puller, peers: Sequence[PeerId], header: Header, size: int
     ) -> tuple[Vector, Vector]:
-        momentum = await self._derived(puller, peers, header, size)
-        if momentum is None:
-            return await puller.anchors(peers, header, size)
-        return await puller.theta(peers, header, size), momentum
-
-    async def _derived(
-        self, puller: Puller, peers: Sequence[PeerId], header: Header, size: int
-    ) -> Vector | None:
-        """The momentum as the payload gives it; None where it does not, or nobody has that."""
-        if header.mu_bits or header.kind != MERGE:
-            return None
-        try:
-            payload = await puller.payload(peers, header, size)
-            work = partial(momentum_of, payload, header.codec, size)
-            momentum = await off_loop(4 * size, work)
-        except (PullError, CodecError):
-            return None
-        root = await off_loop(momentum.nbytes, partial(array_root, momentum))
-        return momentum if root == header.momentum_root else None
-
-
-def momentum_of(payload: bytes, codec: str, size: int) -> Vector:
-    """The outer momentum after a merge with μ = 0: b = 0 · b + G, as `averaging.outer` has it.
-    CodecError when the payload is none of that codec."""
-    momentum = COMMIT_CODECS[codec].decode(payload, size)
-    settle_range(momentum, np.empty_like(momentum))
-    return momentum
+        if not header.mu_bits:
+            momentum = np.zeros(size, np.float32)
+            root = await off_loop(momentum.nbytes, partial(array_root, momentum))
+            if root == header.momentum_root:
+                return await puller.theta(peers, header, size), momentum
+        return await puller.anchors(peers, header, size)
