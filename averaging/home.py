@@ -43,7 +43,7 @@ from dugnad.averaging.joiner import Joiner
 from dugnad.averaging.node import seq_rows
 from dugnad.averaging.speed import class_speed
 from dugnad.averaging.succession import LearnedDelay
-from dugnad.averaging.view import GRACE_SHARE, View
+from dugnad.averaging.view import COMMIT_DELAY_MAX_S, COMMIT_DELAY_MIN_S, GRACE_SHARE, View
 from dugnad.dht.ids import PeerId
 
 INBOX_MAX: Final = 256
@@ -242,12 +242,25 @@ class Home:
         }
         if self._expected() <= fresh and (fresh or not view.live):
             return start
-        grace = GRACE_SHARE * view.interval_s
-        if self.grace.learned:
-            grace = min(grace, self.grace.limit())
+        grace = self._grace_s()
         if self._majority({PeerId(peer) for peer, _ in usable}):
             return start + grace
         return start + max(grace, ALONE_FACTOR * view.commit_delay.limit())
+
+    def _grace_s(self) -> float:
+        """How long after it is due a home waits for what is missing: as learned from arrivals, and
+        a share of an interval at most."""
+        longest = GRACE_SHARE * self.view.interval_s
+        return min(longest, self.grace.limit()) if self.grace.learned else longest
+
+    def patience(self) -> float:
+        """Seconds after which a home that has not committed is passed over: as learned, but no less
+        than it may wait for contributions (while nothing is learned, the longest that it may), or
+        on slow lines everything would be sent again to its heir.
+        """
+        delay = self.view.commit_delay
+        waits = self._grace_s() if delay.learned else GRACE_SHARE * self.view.interval_s
+        return min(max(delay.limit(), waits + COMMIT_DELAY_MIN_S), COMMIT_DELAY_MAX_S)
 
     def _expected(self) -> set[PeerId]:
         """Who may still hand in what was learned on this head: live members, at version 0 whoever
@@ -281,11 +294,11 @@ class Home:
             return
         if self.work_since is None:
             self.work_since = view.now
-            self.pass_at = view.now + view.patience()
+            self.pass_at = view.now + self.patience()
         home = view.current_home()
         if self.pass_at is None or view.now < self.pass_at or self._comes():
             return
-        self.pass_at = view.now + view.patience()
+        self.pass_at = view.now + self.patience()
         if home is None:
             view.passed.clear()  # everybody was passed over: begin again
         elif home != view.me:
@@ -308,12 +321,12 @@ class Home:
         stopped, and whoever came after it would have to be sent everything again.
         """
         if self.pass_at is not None and peer == self.view.current_home():
-            self.pass_at = max(self.pass_at, self.view.now + self.view.patience())
+            self.pass_at = max(self.pass_at, self.view.now + self.patience())
 
     def home_lost(self, peer: PeerId) -> None:
         """A lost home is skipped at once; its heir gets a full delay of its own."""
         if self.work_since is not None and peer == self.view.current_home():
-            self.pass_at = self.view.now + self.view.patience()
+            self.pass_at = self.view.now + self.patience()
 
     # -- making the commit ---------------------------------------------------------------------
 

@@ -103,17 +103,6 @@ class View:
         """Wall clock in milliseconds, corrected by what peers say."""
         return int((self.now + self.wall_offset_s) * 1000.0)
 
-    def patience(self) -> float:
-        """Seconds after which a home that has not committed is passed over: as learned; before
-        that no less than a home may wait for contributions, or on slow lines everything would be
-        sent again to its heir.
-        """
-        limit = self.commit_delay.limit()
-        if self.commit_delay.learned:
-            return limit
-        waits = GRACE_SHARE * self.interval_s + COMMIT_DELAY_MIN_S
-        return min(max(limit, waits), COMMIT_DELAY_MAX_S)
-
     def note(self, kind: str, text: str) -> None:
         """Tell a person."""
         self.out.append(Note(kind, text))

@@ -413,20 +413,27 @@ def test_a_home_whose_commit_nobody_serves_is_passed_over() -> None:
     record = commit(view.lineage, view.head, inputs, first, time_ms=view.wall_ms)
     heir.tell(ev.CommitIn(first, record))
     heir.tell(ev.ObtainFailed(named(record), "no answer"))
-    assert "succession" in [note.kind for note in only(heir.wait(view.patience() + 0.6), ev.Note)]
+    assert "succession" in [
+        note.kind for note in only(heir.wait(heir.core.home.patience() + 0.6), ev.Note)
+    ]
 
 
-def test_before_anything_is_learned_a_home_may_take_as_long_as_it_may_wait() -> None:
+def test_a_home_may_take_as_long_as_it_may_wait_for_contributions() -> None:
     heir = at_place(1)
-    view = heir.core.view
-    assert view.patience() == COMMIT_DELAY_FIRST_S
+    home, view = heir.core.home, heir.core.view
+    assert home.patience() == COMMIT_DELAY_FIRST_S
     heir.tell(ev.Pace(40.0, 0.0))
-    assert view.patience() == GRACE_SHARE * 40.0 + COMMIT_DELAY_MIN_S
+    assert home.patience() == GRACE_SHARE * 40.0 + COMMIT_DELAY_MIN_S
     heir.tell(ev.Pace(4000.0, 0.0))
-    assert view.patience() == COMMIT_DELAY_MAX_S
+    assert home.patience() == COMMIT_DELAY_MAX_S
     for _ in range(SAMPLES_MIN):
         view.commit_delay.add(0.1)
-    assert view.patience() == COMMIT_DELAY_MIN_S
+        home.grace.add(5.0)
+    assert home.patience() == 5.0 + COMMIT_DELAY_MIN_S, "arrivals here spread as they do there"
+    for _ in range(SAMPLES_MIN):
+        view.commit_delay.add(20.0)
+        home.grace.add(5.0)
+    assert home.patience() > 20.0
 
 
 def test_with_nothing_to_merge_nobody_is_passed_over() -> None:
