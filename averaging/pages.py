@@ -21,9 +21,10 @@ from dugnad.averaging.tree import Vector
 POOLED_BYTES_MIN: Final = 1 << 20
 """Smaller arrays are left to malloc, which keeps their pages anyway."""
 
-IDLE_SHARE: Final = 2
-"""Memory that waits is at most this part (a half) of what is in use: an exchange of a fragment
-holds a few more arrays at its height than between two."""
+IDLE_PER_USED: Final = 1
+"""Memory that waits is at most so many times what is in use. An exchange of all fragments at once
+holds nearly twice as much at its height as between two; what waits then was there at the height, so
+keeping it makes no peak higher."""
 
 _PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
@@ -80,7 +81,7 @@ class Pages:
         waiting = self._waiting.pop(size, [])
         waiting.append(memory)
         self._waiting[size] = waiting
-        while self.idle > self.used // IDLE_SHARE:
+        while self.idle > self.used * IDLE_PER_USED:
             self._drop_one()
 
     def _drop_one(self) -> None:

@@ -5,7 +5,7 @@ import weakref
 
 import numpy as np
 
-from dugnad.averaging.pages import IDLE_SHARE, POOLED_BYTES_MIN, Pages
+from dugnad.averaging.pages import IDLE_PER_USED, POOLED_BYTES_MIN, Pages
 
 SIZE = POOLED_BYTES_MIN + 4
 
@@ -47,13 +47,13 @@ def test_a_small_array_is_an_ordinary_one() -> None:
 
 def test_what_waits_is_bounded_by_what_is_in_use() -> None:
     pages = Pages()
-    held = [pages.octets(SIZE) for _ in range(9)]
-    assert pages.used == 9 * SIZE
+    held = [pages.octets(SIZE) for _ in range(12)]
+    assert pages.used == 12 * SIZE
     del held[4:]
-    assert (pages.used, pages.idle) == (4 * SIZE, 4 * SIZE // IDLE_SHARE)
+    assert (pages.used, pages.idle) == (4 * SIZE, 4 * SIZE * IDLE_PER_USED)
     held.clear()
     assert pages.used == 0
-    assert pages.idle <= 2 * SIZE
+    assert pages.idle == 0
     assert pages.octets(SIZE).size == SIZE
 
 
