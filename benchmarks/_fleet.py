@@ -33,6 +33,8 @@ SPREAD: Final = 0.01
 """Standard deviation of every element."""
 WRONG_BEYOND: Final = 0.25 * SPREAD
 """An element this far from the mean of all was not averaged: 8 bits err by a tenth of it."""
+WARM_UP: Final = 5
+"""Rounds that do not count. Ours keeps the rounding of its last five merges."""
 HEAD_START_S: Final = 0.1
 """From the command to begin until all begin."""
 ROUND_TIMEOUT_S: Final = 120.0
@@ -188,7 +190,7 @@ class Fleet:
                 one.kill()
         self._log.close()
 
-    def measure(self, rounds: int, warm_up: int = 2, *, sparse: bool = False) -> Measured:
+    def measure(self, rounds: int, warm_up: int = WARM_UP, *, sparse: bool = False) -> Measured:
         """Let all meet and average; the medians of ``rounds`` after ``warm_up`` that do not count.
 
         Where hand-ins are ``sparse`` by design only that all have the same result is looked at.
