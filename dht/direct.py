@@ -98,6 +98,8 @@ class _Path:
 
     places: tuple[_Place, ...] = ()
     ticket: bytes = b""
+    session: ssl.SSLSession | None = None
+    """Of the last connection, on which the peer had proved itself: the next one resumes it."""
     blocked_until: float = 0.0
     pause_s: float = PAUSE_FIRST_S
 
@@ -229,7 +231,7 @@ class DirectTransport:
         log.debug("no direct path to %s for %.0f s: %s", short(peer), path.pause_s, fault)
         path.blocked_until = self._clock() + path.pause_s
         path.pause_s = min(2 * path.pause_s, PAUSE_MAX_S)
-        path.ticket = b""
+        path.ticket, path.session = b"", None
 
     async def _open_directly(self, peer: PeerId, path: _Path, protocol: str) -> Stream:
         if self._streams.is_full:
@@ -258,7 +260,7 @@ class DirectTransport:
             stream.abort()
         if not found.places:
             raise TransportError("it takes no direct connections")
-        path.places, path.ticket = found.places, found.ticket
+        path.places, path.ticket, path.session = found.places, found.ticket, None
 
     async def _connect(self, peer: PeerId, path: _Path, protocol: str) -> Stream:
         faults: list[str] = []
@@ -278,20 +280,26 @@ class DirectTransport:
         self, plain: socket.socket, peer: PeerId, path: _Path, protocol: str
     ) -> Stream:
         """TLS, the server's proof, our ticket. Closes the socket if it fails."""
-        tls = self._client_tls.wrap_socket(plain, do_handshake_on_connect=False)
+        tls = self._client_tls.wrap_socket(
+            plain, do_handshake_on_connect=False, session=path.session
+        )
         stream: SocketStream | None = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await when_ready(tls, tls.do_handshake)
-                found = peer_of_certificate(tls.getpeercert(binary_form=True) or b"")
-                if found != peer:
-                    raise CertificateError(f"{short(found)} answers at its address")
+                if not tls.session_reused:  # else it has proved to be who that session was with
+                    found = peer_of_certificate(tls.getpeercert(binary_form=True) or b"")
+                    if found != peer:
+                        raise CertificateError(f"{short(found)} answers at its address")
                 stream = self._streams.adopt(tls, peer, TlsStream)
                 await write_frame(stream, encode(Greeting(path.ticket, protocol)))
                 if await read_frame(stream, _GREETING_BYTES_MAX) != _OK:
                     raise TransportError("it refused the ticket")
+                if tls.session is not None and tls.session.has_ticket:
+                    path.session = tls.session
                 return stream
         except BaseException:
+            path.session = None
             if stream is not None:
                 stream.abort()
             tls.close()
@@ -381,7 +389,7 @@ def _client_context() -> ssl.SSLContext:
 def _server_context(identity: Identity, folder: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0
+    context.num_tickets = 1  # a resumed connection costs both ends half of a new one
     certificate, key = make_certificate(identity)
     file = folder / "direct.pem"  # `ssl` takes them from files only
     file.unlink(missing_ok=True)

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from dugnad.dht import direct
+from dugnad.dht.certificate import peer_of_certificate
 from dugnad.dht.direct import DirectTransport, Greeting
 from dugnad.dht.frames import read_frame, write_frame
 from dugnad.dht.identity import Identity
+from dugnad.dht.ids import PeerId
 from dugnad.dht.memory import MemoryNetwork
 from dugnad.dht.ports import Stream
 from dugnad.dht.records import encode
@@ -129,6 +131,40 @@ async def test_somebody_else_at_the_place_is_not_believed(tmp_path: Path) -> Non
         await one.accept(BULK, tell)
         assert await said(one, two) == one.peer  # the right one is asked again
         assert one.counts.direct == 2
+
+
+async def test_a_second_connection_resumes_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proofs: list[bytes] = []
+
+    def proof(der: bytes) -> PeerId:
+        proofs.append(der)
+        return peer_of_certificate(der)
+
+    monkeypatch.setattr(direct, "peer_of_certificate", proof)
+    async with pair(tmp_path, Clock()) as (one, two):
+        for _ in range(3):
+            assert await said(one, two) == one.peer
+        assert (one.counts.direct, len(proofs)) == (3, 1)
+        folder = tmp_path / "again"
+        folder.mkdir()
+        assert two._server_tls is not None
+        two._server_tls = direct._server_context(Identity.ephemeral(b"2" * 32), folder)
+        assert await said(one, two) == one.peer, "it has forgotten all sessions, and proves itself"
+        assert (one.counts.direct, len(proofs)) == (4, 2)
+
+
+async def test_a_session_with_one_peer_lets_no_other_pose_as_it(tmp_path: Path) -> None:
+    async with pair(tmp_path, Clock()) as (one, two):
+        await said(one, two)
+        assert one._paths[two.peer].session is not None
+        folder = tmp_path / "other"
+        folder.mkdir()
+        two._server_tls = direct._server_context(Identity.ephemeral(b"3" * 32), folder)
+        assert await said(one, two) == one.peer
+        assert (one.counts.direct, one.counts.fallen_back) == (1, 1)
+        assert one._paths[two.peer].session is None
 
 
 @pytest.mark.parametrize("greeting", [b"", b"nonsense", encode(Greeting(bytes(32), BULK))])
