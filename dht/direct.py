@@ -99,7 +99,7 @@ class _Path:
     places: tuple[_Place, ...] = ()
     ticket: bytes = b""
     session: ssl.SSLSession | None = None
-    """Of the last connection, on which the peer had proved itself: the next one resumes it."""
+    """Of the connection on which the peer proved itself: the next ones resume it."""
     blocked_until: float = 0.0
     pause_s: float = PAUSE_FIRST_S
 
@@ -295,8 +295,9 @@ class DirectTransport:
                 await write_frame(stream, encode(Greeting(path.ticket, protocol)))
                 if await read_frame(stream, _GREETING_BYTES_MAX) != _OK:
                     raise TransportError("it refused the ticket")
-                if tls.session is not None and tls.session.has_ticket:
-                    path.session = tls.session
+                if not tls.session_reused:  # each look at it makes a copy, a quarter of a ms
+                    session = tls.session
+                    path.session = session if session and session.has_ticket else None
                 return stream
         except BaseException:
             path.session = None
