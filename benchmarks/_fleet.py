@@ -182,8 +182,7 @@ class Fleet:
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(END_TIMEOUT_S)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill_all(process.pid)
             process.wait()
         for one in trees:  # psutil knows a process by its start time, too: never a stranger
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -253,17 +252,25 @@ class Fleet:
 
 
 class _Watchdog:
-    """Kills a peer that says nothing in time, which ends the wait for its line."""
+    """Kills a peer that says nothing in time, which ends the wait for its line.
+
+    With all that it started: they hold the other end of the pipe, too.
+    """
 
     def __init__(self, process: subprocess.Popen[str], deadline: float) -> None:
         seconds = max(0.0, deadline - time.monotonic())
-        self._timer = threading.Timer(seconds, process.kill)
+        self._timer = threading.Timer(seconds, _kill_all, (process.pid,))
 
     def __enter__(self) -> None:
         self._timer.start()
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
+
+
+def _kill_all(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _tree(pid: int) -> list[psutil.Process]:

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Final
 
 PEERS_MAX: Final = 64
-_NETWORK: Final = "198.19.0"
-"""RFC 2544 set these addresses aside for tests of networks."""
+_NETWORK: Final = "10.193.0"
+"""Private addresses: libp2p tells nobody of those that RFC 2544 set aside for tests."""
 _BUCKET: Final = "burst 256kb latency 50ms"
 """Several of the largest packets that the kernel hands over at once (64 KiB)."""
 
