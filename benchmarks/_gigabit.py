@@ -20,7 +20,7 @@ from typing import Final
 
 PEERS_MAX: Final = 64
 _NETWORK: Final = "10.193.0"
-"""Private addresses: libp2p tells nobody of those that RFC 2544 set aside for tests."""
+"""Private addresses: hivemind's peers found no group with those that RFC 2544 set aside."""
 _BUCKET: Final = "burst 256kb latency 50ms"
 """Several of the largest packets that the kernel hands over at once (64 KiB)."""
 
