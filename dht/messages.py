@@ -11,13 +11,26 @@ import msgspec
 
 from dugnad.dht.advert import ADVERT_BYTES_MAX, Advert, Count, clean_text
 from dugnad.dht.ids import KEY_BYTES, RUN_BYTES, PeerId, RunId
-from dugnad.dht.records import RecordError, encode
+from dugnad.dht.records import (
+    SIGNATURE_BYTES,
+    RecordError,
+    Signer,
+    Verifier,
+    encode,
+    framed,
+)
 
 CONTROL_PROTOCOL: Final = "/dugnad/control/1"
 """Name of the control stream in the transport."""
 PEERS_KNOWN_MAX: Final = 64  # everybody of a full mesh
 MESSAGE_BYTES_MAX: Final = PEERS_KNOWN_MAX * (ADVERT_BYTES_MAX + 8) + 64
 REASON_CHARS_MAX: Final = 200
+TAG_BYTES: Final = 8
+"""In a crowd a peer is named by the start of its key; who needs all of it asks for its advert."""
+TALK_ROW_BYTES: Final = TAG_BYTES + 4
+TALK_ROWS_MAX: Final = 1024
+TALK_GONE_MAX: Final = 256
+"""Signed losses of one message: 36 kB, 25 ms of checking."""
 _SOFTWARE_CHARS_MAX: Final = 32
 
 RefusalCode = Literal[
@@ -107,6 +120,41 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=9):
     reason: Annotated[str, msgspec.Meta(max_length=REASON_CHARS_MAX)]
 
 
+class Gone(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """`by` says that `peer`, in this incarnation, is gone: `peer` itself, or who looked for it."""
+
+    peer: _Peer
+    incarnation: Count
+    by: _Peer
+    signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
+
+
+class Talk(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """What neighbours in a crowd tell each other: rumours, tables, comparisons.
+
+    `kind` and `number` as in `roster_rumours`; `here` are rows of a key's first 8 bytes and an
+    order, 4 bytes; `members` is how many live members the sender knows, itself included.
+    """
+
+    kind: Annotated[int, msgspec.Meta(ge=0, le=5)]
+    members: Count
+    number: Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)] = 0
+    here: Annotated[bytes, msgspec.Meta(max_length=TALK_ROWS_MAX * TALK_ROW_BYTES)] = b""
+    gone: Annotated[tuple[Gone, ...], msgspec.Meta(max_length=TALK_GONE_MAX)] = ()
+
+
+class WantAdverts(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """The sender has no advert for these rumours of the reader: starts of keys, 8 bytes each."""
+
+    tags: Annotated[bytes, msgspec.Meta(max_length=PEERS_KNOWN_MAX * TAG_BYTES)]
+
+
+class Adverts(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """The answer: those that the sender has."""
+
+    adverts: Annotated[tuple[Advert, ...], msgspec.Meta(max_length=PEERS_KNOWN_MAX)]
+
+
 Message = (
     Hello
     | Ping
@@ -118,6 +166,9 @@ Message = (
     | WhoSees
     | Leaving
     | Refused
+    | Talk
+    | WantAdverts
+    | Adverts
 )
 
 _DECODER: Final = msgspec.msgpack.Decoder(Message)
@@ -145,3 +196,15 @@ def decode_message(data: bytes) -> Message:
 def refused(code: RefusalCode, reason: str) -> Refused:
     """A refusal whose reason is shortened and made harmless to print."""
     return Refused(code, clean_text(reason, REASON_CHARS_MAX))
+
+
+def sign_gone(peer: PeerId, incarnation: int, signer: Signer, run: RunId) -> Gone:
+    """The signer's word that a peer is gone; of itself: that it leaves."""
+    bare = Gone(peer, incarnation, signer.peer)
+    return msgspec.structs.replace(bare, signature=signer.sign(framed("gone", run, encode(bare))))
+
+
+def gone_holds(gone: Gone, run: RunId, verifier: Verifier) -> bool:
+    """Whether `by` signed exactly this word, for this run."""
+    bare = msgspec.structs.replace(gone, signature=b"")
+    return verifier(gone.by, framed("gone", run, encode(bare)), gone.signature)

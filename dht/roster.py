@@ -18,6 +18,8 @@ from dugnad.dht.advert import Advert
 from dugnad.dht.heartbeat import HEARTBEAT_S, SILENCE_MIN_S
 from dugnad.dht.ids import PeerId
 from dugnad.dht.messages import (
+    TAG_BYTES,
+    Adverts,
     AdvertUpdate,
     AliveNotice,
     Hello,
@@ -28,9 +30,12 @@ from dugnad.dht.messages import (
     Ping,
     Pong,
     Refused,
+    Talk,
+    WantAdverts,
     WhoSees,
 )
 from dugnad.dht.records import Signer, Verifier, verify_ed25519
+from dugnad.dht.roster_crowding import Crowding
 from dugnad.dht.roster_events import (
     Action,
     Bans,
@@ -50,8 +55,8 @@ from dugnad.dht.roster_events import (
 )
 from dugnad.dht.roster_gossip import Gossip
 from dugnad.dht.roster_liveness import Liveness
-from dugnad.dht.roster_own import Own, RosterConfig
-from dugnad.dht.roster_streams import MESH_MAX, Streams
+from dugnad.dht.roster_own import MESH_MAX, Own, RosterConfig
+from dugnad.dht.roster_streams import Streams
 from dugnad.dht.roster_table import ControlStream, Entry, PeerState, State, Table
 
 __all__ = ["MESH_MAX", "PeerState", "Roster", "RosterConfig", "State"]
@@ -89,9 +94,12 @@ class Roster:
         self._out: list[Action] = []
         self._table = Table()
         self._own = Own(config, signer, advert, verifier)
-        self._liveness = Liveness(self.me, self._table, self._out, rng)
+        self._liveness = Liveness(self._own, self._table, self._out, rng)
         self._gossip = Gossip(self._own, self._table, self._liveness, self._out)
         self._streams = Streams(self._own, self._table, self._liveness, self._gossip, self._out)
+        parts = (self._own, self._table, self._liveness, self._gossip, self._out)
+        self._crowding = Crowding(*parts, rng)
+        self._liveness.elsewhere = self._crowding.member
         self._offset_s = 0.0
         self._beat_at: float | None = None
         self.trips: deque[float] = deque(maxlen=TRIPS_KEPT)
@@ -112,27 +120,46 @@ class Roster:
 
     def live(self) -> tuple[PeerId, ...]:
         """Live peers without ourselves, sorted; a suspect counts until its verdict."""
+        if self._crowding.life is not None:
+            return tuple(sorted(self._crowding.up))
         return self._table.counted()
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the swarm is a crowd: streams with some (`neighbours`), word of all."""
+        return self._own.crowded
+
+    def neighbours(self) -> tuple[PeerId, ...]:
+        """Peers with an established control stream, sorted."""
+        return tuple(entry.peer for entry in self._table.listening())
+
     def known(self) -> tuple[PeerId, ...]:
-        """All peers in the table, sorted."""
-        return tuple(sorted(entry.peer for entry in self._table))
+        """All peers in the table, and in a crowd all that are live, sorted."""
+        return tuple(sorted({entry.peer for entry in self._table} | set(self.live())))
 
     def advert(self, peer: PeerId) -> Advert | None:
         """The newest verified advert of a peer (or of ourselves); None if there is none."""
         if peer == self.me:
             return self._own.advert
-        entry = self._table.get(peer)
-        return entry.advert if entry is not None else None
+        entry, far = self._table.get(peer), self._crowding.advert(peer)
+        near = entry.advert if entry is not None else None
+        if near is None or (far is not None and far.order > near.order):
+            return far
+        return near
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """Multiaddrs to try for a peer, best first."""
-        entry = self._table.get(peer)
-        return entry.addresses if entry is not None else ()
+        entry, far = self._table.get(peer), self._crowding.advert(peer)
+        if entry is not None and entry.addresses:
+            return entry.addresses
+        return far.addresses if far is not None else ()
 
     def state(self, peer: PeerId) -> PeerState:
         """How a peer is, why, since when, and when it was last heard."""
         entry = self._table.get(peer)
+        if peer in self._crowding.up and (entry is None or not entry.counted):
+            since, seen = (float("-inf"), None) if entry is None else (entry.since, entry.last_seen)
+            return PeerState(State.INDIRECT, "a member of the crowd", since, seen)
         if entry is None:
             return PeerState(State.UNKNOWN, "never heard of", float("-inf"), None)
         return PeerState(entry.state, entry.reason, entry.since, entry.last_seen)
@@ -170,6 +197,7 @@ class Roster:
             self._judged_in(peer, stream, message, now)
         if not self._is_routine(event, now):
             self._tick(now)
+            self._crowding.settle(now)
             self._deadline = min(self._deadlines(now), default=None)
         return list(self._out)
 
@@ -215,6 +243,7 @@ class Roster:
             case Bans(reasons):
                 self._streams.ban(reasons, now)
             case LeaveNow():
+                self._crowding.leave()
                 self._own.leaving = True
                 self._gossip.send_all(Leaving(self.me, self._own.advert.incarnation))
                 self._liveness.stop("we left", now)
@@ -293,6 +322,8 @@ class Roster:
                 self._gossip.who_sees(entry, peer, now)
             case Leaving():
                 self._gossip.leaving(entry, message, now)
+            case Talk() | WantAdverts() | Adverts():
+                return self._crowding.message(entry, message, now)
             case Hello() | Refused():
                 raise AssertionError("judged before")
             case _:
@@ -308,6 +339,7 @@ class Roster:
         for entry in self._table:
             yield from self._liveness.deadlines(entry, now, dials_full=dials_full)
             yield from self._streams.deadlines(entry)
+        yield from self._crowding.deadlines()
         for moment in (self._beat_at, self._gossip.news_at, self._liveness.look_back_at):
             if moment is not None:
                 yield moment
@@ -345,6 +377,7 @@ class Roster:
     def _jumped(self, seconds: float, now: float) -> None:
         self._out.append(ClockJumped(seconds))
         self._liveness.jumped(now)
+        self._crowding.jumped(now)
         self._beat_at = now  # ask everybody before judging anybody
         if self._gossip.news_at is not None:
             self._gossip.news_at = max(self._gossip.news_at, now)
@@ -352,7 +385,11 @@ class Roster:
 
 def _floods(entry: Entry, message: Message, now: float) -> bool:
     """Counts a message in the peer's leaking bucket; whether that is more than a peer may send."""
-    adverts = len(message.adverts) if isinstance(message, PeersKnown) else 0
+    adverts = 0
+    if isinstance(message, PeersKnown | Adverts):
+        adverts = len(message.adverts)
+    elif isinstance(message, WantAdverts):
+        adverts = len(message.tags) // TAG_BYTES
     drained = (now - entry.spent_at) * RATE_PER_S
     entry.spent = max(0.0, entry.spent - drained) + 1 + adverts / ADVERTS_PER_MESSAGE
     entry.spent_at = now

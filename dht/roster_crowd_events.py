@@ -9,10 +9,13 @@ from dugnad.dht.roster_rumours import CrowdMessage
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """A stream with a member is open; `outgoing` if we dialled it."""
+    """A stream with a member is open; `outgoing` if we dialled it, `kept` if it was there before
+    there was a crowd.
+    """
 
     slot: int
     outgoing: bool
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,20 @@ class LinkDown:
 @dataclass(frozen=True, slots=True)
 class Unreached:
     """A `Dial` led to nothing."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A neighbour is gone: whoever watches the streams has looked for it in vain."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """The stream with a neighbour is no more; nobody says that the neighbour is gone."""
 
     slot: int
 
@@ -54,7 +71,7 @@ class Leave:
     """Say good-bye."""
 
 
-CrowdEvent = LinkUp | LinkDown | Unreached | Heard | Named | Tick | Leave
+CrowdEvent = LinkUp | LinkDown | Unreached | Lost | Parted | Heard | Named | Tick | Leave
 
 # --- actions
 

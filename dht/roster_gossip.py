@@ -39,6 +39,7 @@ class Gossip:
         self._liveness = liveness
         self._out = out
         self._news: set[PeerId] = set()
+        self._heard: list[tuple[PeerId, Advert]] = []
         self.news_at: float | None = None
 
     # --- giving
@@ -56,6 +57,9 @@ class Gossip:
 
     def catch_up(self, entry: Entry, stream: ControlStream, now: float) -> None:
         """All that a peer should know from us, on a new stream or the one left of two."""
+        if self._own.crowded:
+            self._out.append(Send(entry.peer, stream.number, AdvertUpdate(self._own.advert)))
+            return
         heard = [
             other.advert
             for other in self._table.listening()
@@ -71,6 +75,9 @@ class Gossip:
 
     def collect_news(self, now: float) -> None:
         """Peers that came, came back or changed are told of shortly."""
+        if self._own.crowded:
+            self._liveness.fresh.clear()  # the crowd has ways of its own
+            return
         if self._liveness.fresh:
             self._news |= self._liveness.fresh
             self._liveness.fresh.clear()
@@ -97,7 +104,25 @@ class Gossip:
             if adverts:
                 self.send(reader, PeersKnown(adverts[:PEERS_KNOWN_MAX]))
 
+    def take_news(self) -> set[PeerId]:
+        """Peers of which others were to hear; it is the caller's business now."""
+        news, self._news = self._news | self._liveness.fresh, set()
+        self._liveness.fresh.clear()
+        self.news_at = None
+        return news
+
     # --- taking
+
+    def take_heard(self) -> list[tuple[PeerId, Advert]]:
+        """What peers of a mesh told us while we are in a crowd: (teller, advert not judged yet)."""
+        heard, self._heard = self._heard, []
+        return heard
+
+    def adopt_quietly(self, entry: Entry, advert: Advert) -> None:
+        """Takes a verified advert of a peer that others vouch for."""
+        if entry.advert is None or advert.order > entry.advert.order:
+            entry.advert = advert
+        entry.add_addresses(advert.addresses)
 
     def adopt(self, entry: Entry, advert: Advert) -> bool:
         """Takes a verified advert as the peer's own if it is newer, or from another boot than ours
@@ -126,7 +151,10 @@ class Gossip:
     def vouched(self, by: Entry, advert: Advert, now: float) -> str | None:
         """`by` hears the peer of this advert. The fault for which to refuse `by`, or None."""
         if advert.peer == self._own.peer:
-            self._about_me(advert, by.peer, now)
+            self.about_me(advert, by.peer, now)
+            return None
+        if self._own.crowded:
+            self._heard.append((by.peer, advert))
             return None
         if not self._own.admits(advert.peer) or not self._own.may_reach(advert):
             return None  # its teller may be right to hear it
@@ -151,7 +179,7 @@ class Gossip:
             fault = self.vouched(by, advert, now)
             if fault is not None:
                 return fault
-        if message.complete:
+        if message.complete and not self._own.crowded:
             named = {advert.peer for advert in message.adverts}
             for entry in self._table:
                 if by.peer in entry.vouchers and entry.peer not in named:
@@ -183,7 +211,8 @@ class Gossip:
         """A good-bye, from the peer itself or passed on."""
         if message.peer == by.peer:
             self._liveness.leave(by, "said good-bye", now)
-            self.send_all(message)
+            if not self._own.crowded:
+                self.send_all(message)
             return
         entry = self._table.get(message.peer)
         if entry is not None and message.incarnation >= entry.incarnation:
@@ -196,7 +225,8 @@ class Gossip:
         if self._own.outlive(incarnation, now, at_once=at_once):
             self.send_all(AliveNotice(self._own.advert))
 
-    def _about_me(self, advert: Advert, by: PeerId, now: float) -> None:
+    def about_me(self, advert: Advert, by: PeerId, now: float) -> None:
+        """An advert with our key that somebody holds."""
         if advert.boot == self._own.boot:
             return
         if self._own.is_double(advert):

@@ -13,7 +13,7 @@ commits passes over such a peer.
 
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from dugnad.dht.ids import PeerId, short
@@ -29,6 +29,7 @@ from dugnad.dht.roster_events import (
     SelfSuspect,
     Send,
 )
+from dugnad.dht.roster_own import Own
 from dugnad.dht.roster_table import Entry, State, Table
 
 REDIAL_S: Final = 0.3
@@ -72,8 +73,9 @@ JUMP_MEMORY_S: Final = 10.0
 class Liveness:
     """States and transitions. Appends actions to `out`; its owner feeds it and calls `tick`."""
 
-    def __init__(self, me: PeerId, table: Table, out: list[Action], rng: random.Random) -> None:
-        self._me = me
+    def __init__(self, own: Own, table: Table, out: list[Action], rng: random.Random) -> None:
+        self._own = own
+        self._me = own.peer
         self._table = table
         self._out = out
         self._rng = rng
@@ -81,6 +83,8 @@ class Liveness:
         self._jumped_at = float("-inf")
         self.look_back_at: float | None = None
         """When the next of the resting peers is dialled; None: nobody rests."""
+        self.elsewhere: Callable[[PeerId], bool] = lambda peer: False
+        """Whether the crowd sees to a peer: it is dialled when the crowd wants it."""
         self.fresh: set[PeerId] = set()
         """Peers of which others should hear that we hear them; emptied by the owner."""
 
@@ -183,7 +187,8 @@ class Liveness:
         self.note("refused", reason, entry.peer)
         if counted:
             self._out.append(PeerLost(entry.peer, reason))
-            self._tell(LostNotice(entry.peer, entry.incarnation, self._me))
+            if not self._own.crowded:
+                self._tell(LostNotice(entry.peer, entry.incarnation, self._me))
         if entry.give_up_at <= now:
             entry.give_up_at = now + GIVE_UP_S
         entry.retry_at = now + REFUSED_RETRY_S
@@ -197,10 +202,33 @@ class Liveness:
             entry.state in (State.LIVE, State.SUSPECT)
             or entry.banned_until > now
             or not entry.can_dial
+            or self.elsewhere(entry.peer)
         ):
             return
         entry.retry_s, entry.give_up_at = 0.0, now + GIVE_UP_S
         self._dial_soon(entry, now, now)
+
+    def dial(self, entry: Entry, deadline_s: float, now: float) -> None:
+        """The crowd wants a stream with the peer."""
+        self._dial(entry, deadline_s, now)
+
+    def part(self, entry: Entry, reason: str, now: float, *, again: bool = False) -> None:
+        """Its streams end, and nobody says that it is lost; dialled `again` later, or not."""
+        for number in list(entry.streams):
+            self.close(entry, number, reason)
+        if entry.counted:
+            entry.enter(State.KNOWN, reason, now)
+        entry.retry_at = None
+        if again:
+            self._retry_later(entry, now)
+
+    def crowded(self, entry: Entry, now: float) -> None:
+        """The swarm became a crowd: nobody vouches any more, and only the crowd dials members."""
+        entry.vouchers.clear()
+        if entry.state is State.INDIRECT:
+            entry.enter(State.KNOWN, "a member of the crowd", now)
+        if self.elsewhere(entry.peer) and entry.state is not State.SUSPECT:
+            entry.retry_at = None
 
     def stop(self, reason: str, now: float) -> None:
         """We go: all streams closed, nothing waited for, nobody judged."""
@@ -278,6 +306,9 @@ class Liveness:
         if entry.verdict_at is not None and entry.verdict_at <= now:
             entry.verdict_at = None
             entry.vouchers.clear()
+            if self._own.crowded:  # its other neighbours are not ours: the crowd asks itself
+                self.lose(entry, entry.reason, now)
+                return
             self._ask(entry, LostNotice(entry.peer, entry.incarnation, self._me), now)
         if entry.answer_at is not None and entry.answer_at <= now:
             entry.answer_at = None
@@ -337,6 +368,7 @@ class Liveness:
             and entry.retry_at is None
             and entry.dial_until is None
             and (entry.last_seen is not None or not self._table.counted())
+            and not self.elsewhere(entry.peer)
         )
 
     def _suspect_myself(self, now: float) -> None:
@@ -424,6 +456,8 @@ class Liveness:
         entry.retry_at = None
         if entry.streams or entry.state in (State.LIVE, State.LEFT):
             return
+        if entry.state is not State.SUSPECT and self.elsewhere(entry.peer):
+            return
         in_grace = entry.state is State.SUSPECT
         if not entry.can_dial:
             if entry.state is State.INDIRECT:
@@ -437,6 +471,9 @@ class Liveness:
                 entry.retry_at = now + GRACE_RETRY_S
 
     def _retry_later(self, entry: Entry, now: float) -> None:
+        if self.elsewhere(entry.peer):
+            entry.retry_at = None
+            return
         if now >= entry.give_up_at and entry.state is not State.INDIRECT:
             entry.retry_at = None
             return

@@ -18,6 +18,12 @@ DUPLICATE_MARGIN_MS: Final = 5_000
 """Our advert from another boot, stamped so long after our start, was not written by our former
 life.
 """
+MESH_MAX: Final = 64
+"""Peers of a full mesh, ourselves included: 63 heartbeats a second are 10 kB/s (schedules.md
+section 5).
+"""
+COMING_MAX: Final = 64
+"""Newcomers to a crowd that one peer takes at once; whoever comes then is sent elsewhere."""
 REFUTE_S: Final = 1.0
 """We raise our incarnation at most so often, whoever says that we are lost."""
 
@@ -33,6 +39,22 @@ class RosterConfig:
     protocol: int = PROTOCOL
     admitted: frozenset[PeerId] | None = None
     oldest: int = OLDEST
+    mesh_max: int = MESH_MAX
+    """Peers of a full mesh, ourselves included."""
+    links: int = 0
+    """With more peers each keeps so many streams of its own choice, and as many again that others
+    chose; 0: there is no crowd, and newcomers beyond the mesh are refused."""
+
+    @property
+    def mesh_low(self) -> int:
+        """A crowd of no more than this becomes a mesh again."""
+        return self.mesh_max * 3 // 4
+
+    @property
+    def streams_max(self) -> int:
+        """Peers with whom streams are held at once: all others of a mesh, or, where there may be a
+        crowd, more, until those that came at once have found other neighbours."""
+        return self.mesh_max + COMING_MAX if self.links else self.mesh_max - 1
 
     @property
     def spoken(self) -> Spoken:
@@ -52,6 +74,8 @@ class Own:
         self.config = config
         self.boot = draft.boot
         self.leaving = False
+        self.crowded = False
+        """Whether the swarm is a crowd, as far as we know."""
         self.bans: Mapping[PeerId, str] = {}
         self._signer = signer
         self._verifier = verifier
@@ -62,6 +86,16 @@ class Own:
         self._refute_at = float("-inf")
         self._draft = draft
         self.advert = self._sign(draft.at_ms)
+
+    @property
+    def signer(self) -> Signer:
+        """Who signs for us."""
+        return self._signer
+
+    @property
+    def verifier(self) -> Verifier:
+        """What judges signatures."""
+        return self._verifier
 
     def start_clock(self, now: float) -> None:
         """The first event: the wall clock stands where the draft said."""

@@ -68,7 +68,12 @@ class Full:
     """The sender has neighbours enough: find another. Last message of the stream."""
 
 
-CrowdMessage = Rumours | Greet | TablePart | Sync | Full
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """The sender needs this stream no longer; whoever does not need it either ends it."""
+
+
+CrowdMessage = Rumours | Greet | TablePart | Sync | Full | Spare
 
 
 def rumour(slot: int, order: int) -> int:
@@ -77,23 +82,29 @@ def rumour(slot: int, order: int) -> int:
 
 
 class Slots:
-    """Names of peers inside one process; never given twice."""
+    """Names of peers inside one process; given anew once they were given back."""
 
     def __init__(self) -> None:
         self._slots: dict[bytes, int] = {}
         self._peers: list[PeerId] = []
+        self._free: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._peers)
+        return len(self._slots)
 
     def of(self, peer: PeerId) -> int:
         """The peer's slot, a new one if need be; RecordError when all are given."""
         slot = self._slots.get(peer[:TAG_BYTES])
         if slot is None:
-            if len(self._peers) >= SLOTS_MAX:
+            if self._free:
+                slot = self._free.pop()
+                self._peers[slot] = peer
+            elif len(self._peers) < SLOTS_MAX:
+                slot = len(self._peers)
+                self._peers.append(peer)
+            else:
                 raise RecordError(f"more than {SLOTS_MAX} peers were named")
-            slot = self._slots[peer[:TAG_BYTES]] = len(self._peers)
-            self._peers.append(peer)
+            self._slots[peer[:TAG_BYTES]] = slot
         elif self._peers[slot] != peer:
             raise RecordError("two peers whose keys start alike")
         return slot
@@ -106,6 +117,11 @@ class Slots:
         """Whose slot this is."""
         return self._peers[slot]
 
+    def free(self, slot: int) -> None:
+        """Gives a slot back: the next new peer may have it."""
+        del self._slots[self._peers[slot][:TAG_BYTES]]
+        self._free.append(slot)
+
 
 # --- bytes
 
@@ -113,13 +129,13 @@ class Slots:
 class _Wire(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Every message of a crowd; `kind` says which, unused fields are empty."""
 
-    kind: Annotated[int, msgspec.Meta(ge=0, le=4)]
+    kind: Annotated[int, msgspec.Meta(ge=0, le=5)]
     number: Annotated[int, msgspec.Meta(ge=0, le=ORDER_MASK)] = 0
     here: _Blob = b""
     gone: _Blob = b""
 
 
-_KINDS: Final = {Rumours: 0, Greet: 1, TablePart: 2, Sync: 3, Full: 4}
+_KINDS: Final = {Rumours: 0, Greet: 1, TablePart: 2, Sync: 3, Full: 4, Spare: 5}
 _EMPTY: Final = len(encode(_Wire(0)))
 
 
@@ -133,7 +149,7 @@ def encode_crowd(message: CrowdMessage, slots: Slots) -> bytes:
             number = int(last)
         case Rumours(codes) | Sync(codes):
             pass
-        case Full():
+        case Full() | Spare():
             pass
     here, gone = bytearray(), bytearray()
     for code in codes:
@@ -172,13 +188,15 @@ def decode_crowd(data: bytes, slots: Slots) -> CrowdMessage:
             return TablePart(tuple(codes), bool(wire.number))
         case 3:
             return Sync(tuple(codes))
-        case _:
+        case 4:
             return Full()
+        case _:
+            return Spare()
 
 
 def size_of(message: CrowdMessage) -> int:
     """Bytes of the message on the wire (without the frame's length), not encoding it."""
-    if type(message) is Full:
+    if type(message) is Full or type(message) is Spare:
         return _EMPTY
     if type(message) is Greet:
         return _EMPTY + _int_size(message.order) - 1

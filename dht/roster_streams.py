@@ -36,11 +36,6 @@ from dugnad.dht.roster_liveness import Liveness
 from dugnad.dht.roster_own import Own
 from dugnad.dht.roster_table import STREAMS_PER_PEER_MAX, ControlStream, Entry, Probe, Table
 
-MESH_MAX: Final = 64
-"""Peers of a full mesh, ourselves included: 63 heartbeats a second are 10 kB/s (schedules.md
-section 5).
-"""
-PEER_STREAMS_MAX: Final = MESH_MAX - 1
 HELLO_S: Final = 5.0
 """For a stream to bring its hello; a stream that does not is of no use."""
 PROBE_S: Final = 1.0
@@ -219,8 +214,9 @@ class Streams:
             return refused(
                 "flood", f"not served for another {entry.banned_until - now:.0f} s: {entry.reason}"
             )
-        if not entry.streams and self._table.connected_count() >= PEER_STREAMS_MAX:
-            return refused("full", f"the mesh is full ({MESH_MAX} peers)")
+        config = self._own.config
+        if not entry.streams and self._table.connected_count() >= config.streams_max:
+            return refused("full", f"the mesh is full ({config.mesh_max} peers)")
         return None
 
     def _make_place(self, entry: Entry) -> None:
