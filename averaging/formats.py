@@ -16,6 +16,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from dugnad.averaging.orders import ORDERS_BYTES_MAX
+from dugnad.averaging.passing import PeerClaims as PeerClaims
 from dugnad.averaging.statements import STATEMENT_BYTES_MAX
 from dugnad.averaging.trial import Answer as Answer
 from dugnad.averaging.trial import Challenge as Challenge
@@ -289,6 +290,7 @@ Message = (
     | Told
     | Scores
     | Prepares
+    | PeerClaims
 )
 
 _Signed = TypeVar("_Signed", Contribution, Header, Ack)
@@ -397,7 +399,7 @@ def message_fault(message: Message) -> str:
                 return "too many known digests"
             named = _named(fragment, digest) and all(len(d) == DIGEST_BYTES for d in known)
             return "" if named else "a wish with a number or digest out of range"
-        case Challenge() | Answer() | Told() | Scores() | Prepares():
+        case Challenge() | Answer() | Told() | Scores() | Prepares() | PeerClaims():
             return ""  # bounded by their types; what they are worth is judged where they are used
         case Word():
             return ""  # its size was checked with its type, the rest is for who knows the organiser

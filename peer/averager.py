@@ -239,8 +239,7 @@ class Averager:
             case ev.Send(to, message):
                 self.ports.network.send(to, message)
             case ev.Broadcast(message):
-                for peer in self._live:
-                    self.ports.network.send(peer, message)
+                self._say(message)
             case ev.Note():
                 self.ports.on_note(p, action)
             case ev.HandIn():
@@ -433,8 +432,14 @@ class Averager:
             fm.Ack(me, p, action.version, action.digest), self.ports.run, self.ports.signer
         )
         self.feed(p, ev.AckIn(ack))
+        self._say(fm.Witness(ack))
+
+    def _say(self, message: fm.Message) -> None:
+        if self.ports.say is not None:
+            self.ports.say(message)
+            return
         for peer in self._live:
-            self.ports.network.send(peer, fm.Witness(ack))
+            self.ports.network.send(peer, message)
 
     # -- what is held --------------------------------------------------------------------------
 

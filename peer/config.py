@@ -66,6 +66,8 @@ class Settings:
     """Share of the time that the learner's threads may be busy, above 0 and at most 1."""
     name: str = ""
     """A label that others see; empty means three words from the key."""
+    mesh_max: int = 64
+    """Peers up to which each holds a stream with every other; with more, with a few of them."""
     outbound_only: bool = False
     """Take no connections: contribute over streams that this peer opens, never be a home."""
     quic: bool = False

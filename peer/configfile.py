@@ -31,6 +31,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "context_s": "seconds between two captures of the training state; 0 keeps none",
     },
     "Network": {
+        "mesh_max": "with more peers than this each speaks with six of them, and those pass it on",
         "buddy_s": "seconds between two drafts that a neighbour keeps for you; 0 sends none",
         "upload_mbit": "megabits a second at most; 0 is no limit",
         "download_mbit": "megabits a second at most; 0 is no limit",

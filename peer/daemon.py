@@ -42,6 +42,7 @@ from dugnad.peer.config import Settings
 from dugnad.peer.contextkeeper import ContextKeeper
 from dugnad.peer.control import ControlServer
 from dugnad.peer.corpus import ShardStore
+from dugnad.peer.crowdrelay import CrowdRelay
 from dugnad.peer.departure import leave, request_leave
 from dugnad.peer.duty import Duty
 from dugnad.peer.errors import UserError
@@ -116,6 +117,7 @@ class Daemon:
         self.neighbours = Neighbours(self)
         self.whereabouts = Whereabouts(self)
         self.reachability = Reachability(self)
+        self.relay = CrowdRelay(self)
         self.steward = Steward(self)
         self.duty = Duty(self)
         self.swarm = Swarm(self._substrate_config(start), identity, self._hooks())
@@ -264,6 +266,7 @@ class Daemon:
             on_fault=self._exchange_failed,
             on_made=lambda p: self.keeper.handed_in(p),
             codecs=self.links,
+            say=self.relay.say,
         )
         self.averager = Averager(ports, cores)
         self.keeper, self.buddy = ContextKeeper(self), Buddy(self)
@@ -280,7 +283,8 @@ class Daemon:
             await self._serve_page()
             self.averager.start()
             await self._serve()
-            await self.swarm.start(self.run_id, await self._advert(), self._admitted())
+            mesh_max = self.settings.mesh_max
+            await self.swarm.start(self.run_id, await self._advert(), self._admitted(), mesh_max)
             self.orders.joined()
             await self.ledger.restore()
             await self.statements.load()

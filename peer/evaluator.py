@@ -91,20 +91,21 @@ class Evaluator:
     def _own(self) -> list[Score]:
         return self.core.own(SCORES_MAX)
 
-    def heard(self, sender: PeerId, message: Scores) -> None:
-        """Scores from a peer, its own or others'."""
+    def heard(self, sender: PeerId, message: Scores) -> bool:
+        """Scores from a peer, its own or others'; whether all were taken."""
         recent = self._heard_at.setdefault(sender, deque(maxlen=RATE_SCORES))
         now = clock.now()
         for row in message.rows:
             if len(recent) == RATE_SCORES and now - recent[0] < RATE_S:
-                return
+                return False
             recent.append(now)
             try:
                 score = read_score(row, self.daemon.run_id, verify_ed25519)
             except RecordError as error:
                 self.daemon.happenings.refused(sender, error.reason)
-                return
+                return False
             self.core.hear(score)
+        return True
 
     def gone(self, peer: PeerId) -> None:
         """A peer is lost or left."""
@@ -127,8 +128,7 @@ class Evaluator:
                         del self._kept[version]
                 case Publish(score):
                     row = signed(score, self.daemon.run_id, self.daemon.identity)
-                    for peer in self.daemon.averager.live():
-                        self.daemon.swarm.send(peer, Scores((row,)))
+                    self.daemon.relay.say(Scores((row,)))
 
     async def run(self) -> None:
         """Score what is mine, whenever its owner lets it, until cancelled."""

@@ -165,3 +165,5 @@ class Ports:
     """A fragment's contribution is made and not sent yet: whether it is safe now. A draft that is
     not is not sent; a contribution is sent in either case when this returns."""
     codecs: CodecPort = field(default_factory=UsualCodecs)
+    say: Callable[[fm.Message], None] | None = None
+    """Tells everybody; None: each live peer is sent it."""

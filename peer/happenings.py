@@ -89,9 +89,10 @@ class Happenings:
         self.daemon.note("peer", f"{self.label(peer)} is here", peer=short(peer))
         assert self.daemon.swarm.messenger is not None
         self.daemon.swarm.messenger.peer_up(peer)
-        self.daemon.orders.tell(peer)
-        self.daemon.evaluator.met(peer)
-        self.daemon.preparer.met(peer)
+        if self.daemon.relay.near([peer]):
+            self.daemon.orders.tell(peer)
+            self.daemon.evaluator.met(peer)
+            self.daemon.preparer.met(peer)
         if not self.daemon.averager.live():
             self.daemon.vitals.met_at = clock.now()
         self.daemon.averager.peer_up(peer, can_home=advert.can_home)
@@ -137,29 +138,39 @@ class Happenings:
             self.daemon.leaving.set()
 
     def message_in(self, sender: PeerId, message: fm.Message) -> None:
-        if isinstance(message, fm.Word):
-            self.daemon.orders.heard(sender, message.data)
-            return
-        if isinstance(message, fm.Challenge | fm.Answer):
-            self.daemon.vitals.examination.heard(sender, message)
-            return
-        if isinstance(message, fm.Told):
-            self.daemon.statements.told(sender, message.data)
-            return
-        if isinstance(message, fm.Scores):
-            self.daemon.evaluator.heard(sender, message)
-            return
-        if isinstance(message, fm.Prepares):
-            self.daemon.preparer.heard(sender, message)
-            return
-        if isinstance(message, fm.Claims):
-            self.daemon.units.handle(Claimed(sender, message.units), clock.now())
-            return
+        self.daemon.relay.hear(sender, message, self.take)
+
+    def take(self, sender: PeerId, message: fm.Message) -> bool:
+        """Give a message to whom it concerns; whether it was found good."""
+        match message:
+            case fm.Word(data):
+                self.daemon.orders.heard(sender, data)
+            case fm.Challenge() | fm.Answer():
+                self.daemon.vitals.examination.heard(sender, message)
+            case fm.Told(data):
+                return self.daemon.statements.told(sender, data)
+            case fm.Scores():
+                return self.daemon.evaluator.heard(sender, message)
+            case fm.Prepares():
+                return self.daemon.preparer.heard(sender, message)
+            case fm.Claims(units):
+                self.daemon.units.handle(Claimed(sender, units), clock.now())
+            case fm.PeerClaims(peer):
+                if fault := self.daemon.relay.claims(message):
+                    self.refused(sender, fault)
+                    return False
+                self.daemon.units.handle(Claimed(peer, message.units), clock.now())
+            case _:
+                return self._exchange(sender, message)
+        return True
+
+    def _exchange(self, sender: PeerId, message: fm.Message) -> bool:
         if isinstance(message, fm.Witness):
             self.daemon.ledger.acked(message.ack)
         if isinstance(message, fm.Heads):
             self.daemon.vitals.heard_heads(sender, message)
         self.daemon.averager.message_in(sender, message)
+        return self.daemon.relay.good(message)
 
     def keep_for_me(self) -> None:
         """Before leaving: what was trained and is not listed yet is on its way, so others need not
@@ -168,9 +179,7 @@ class Happenings:
             self.claim(Claim(units))
 
     def claim(self, claim: Claim) -> None:
-        message = fm.Claims(tuple(claim.units[: fm.CLAIMS_MAX]))
-        for peer in self.daemon.averager.live():
-            self.daemon.swarm.send(peer, message)
+        self.daemon.relay.say(fm.Claims(tuple(claim.units[: fm.CLAIMS_MAX])))
 
     def coverage_changed(self, change: CoverageChange) -> None:
         now = clock.now()

@@ -42,6 +42,8 @@ OPEN_S: Final = 10.0
 BACKOFF_FIRST_S: Final = 0.2
 BACKOFF_MAX_S: Final = 5.0
 """Pauses before a broken stream is opened again; a stream that held so long was no failure."""
+IDLE_S: Final = 60.0
+"""A stream to somebody who is no neighbour in a crowd is closed when it was idle for so long."""
 STRANGER_S: Final = 5.0
 """The peer may see us as live a moment before we see it; its stream waits so long to be read."""
 
@@ -187,7 +189,9 @@ class Messenger:
         on_refused: Callable[[PeerId, str], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        brief: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
+        """`brief`: peers whose streams are closed when they have been idle for `IDLE_S`."""
         self.counts = MessengerCounts()
         self._transport = transport
         self._run = run
@@ -195,6 +199,7 @@ class Messenger:
         self._on_message = on_message
         self._on_refused = on_refused
         self._clock = clock
+        self._brief = brief
         self._links: dict[PeerId, _Link] = {}
         self._incoming: dict[PeerId, Stream] = {}  # the newest of each peer; only that is read
         self._arrivals: dict[PeerId, asyncio.Event] = {}
@@ -306,7 +311,9 @@ class Messenger:
     async def _write(self, link: _Link, stream: Stream) -> None:
         while True:
             if link.unsent is None:
-                link.unsent = await link.outbox.first()
+                link.unsent = await self._next(link)
+                if link.unsent is None:
+                    return
             try:
                 await write_frame(stream, link.unsent)
             except TransportError as error:
@@ -315,6 +322,16 @@ class Messenger:
             self.counts.sent += 1
             self.counts.sent_bytes += len(link.unsent)
             link.unsent = None
+
+    async def _next(self, link: _Link) -> bytes | None:
+        """The next message for a peer; None when its stream is brief and was idle."""
+        while True:
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    return await link.outbox.first()
+            except TimeoutError:
+                if self._brief(link.peer):
+                    return None
 
     # --- receiving
 

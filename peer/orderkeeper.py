@@ -104,7 +104,7 @@ class OrderKeeper:
             daemon.note("disk", f"{error.sentence}; {error.fix}")
         self._say(before)
         self._feed()
-        for peer in daemon.averager.live():
+        for peer in daemon.relay.near(daemon.averager.live()):
             self.tell(peer)
         if self._closing is None:
             self._tries = 0

@@ -96,21 +96,22 @@ class Preparer:
         self._heard_at.pop(peer, None)
         self.peers_changed()
 
-    def heard(self, sender: PeerId, message: Prepares) -> None:
-        """Statements from a peer, its own or others'."""
+    def heard(self, sender: PeerId, message: Prepares) -> bool:
+        """Statements from a peer, its own or others'; whether all were taken."""
         recent = self._heard_at.setdefault(sender, deque(maxlen=RATE_ROWS))
         now = clock.now()
         for row in message.rows:
             if len(recent) == RATE_ROWS and now - recent[0] < RATE_S:
-                return
+                return False
             recent.append(now)
             try:
                 said = read_prepared(row, self.daemon.run_id, verify_ed25519)
             except RecordError as error:
                 self.daemon.happenings.refused(sender, error.reason)
-                return
+                return False
             if not self.core.hear(said) and said.peer != self.daemon.identity.peer:
                 self._check(said, self._any())
+        return True
 
     def _any(self) -> int:
         """One unit of a batch, by chance: a preparer cannot know which one is looked at."""
@@ -180,8 +181,7 @@ class Preparer:
         for said in self.core.handle(Made(batch, digests)):
             self.tokens += tokens_in(self.plan, units_of(batch), self.context)
             row = signed(said, self.daemon.run_id, self.daemon.identity)
-            for peer in self.daemon.averager.live():
-                self.daemon.swarm.send(peer, Prepares((row,)))
+            self.daemon.relay.say(Prepares((row,)))
         return max(clock.now() - began, 0.001)
 
     def _make(self, text: int, batch: int) -> tuple[bytes, ...]:

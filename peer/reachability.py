@@ -128,7 +128,7 @@ class Reachability:
         pause = FIRST_S
         while True:
             await self._rest(pause)
-            if peers := list(self._daemon.averager.live()):
+            if peers := self._daemon.relay.near(self._daemon.averager.live()):
                 self._tell(judged(await self._ask(peers)))
             pause = AGAIN_S if self.found.reachable == "direct" else SOON_S
 

@@ -29,6 +29,9 @@ CODEC_NAMES: Final = (
 """As `dugnad.averaging.codecs.CODECS` has them: numpy is not loaded to read settings."""
 ROLES: Final = ("train", "evaluate", "prepare")
 """What a peer may do for a run, in the order in which it is shown."""
+MESH_LOW: Final = 4
+MESH_HIGH: Final = 128
+"""Peers of a mesh: with 128 heartbeats alone are 20 kB/s."""
 MBIT_MAX: Final = 100_000.0
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
@@ -175,6 +178,10 @@ LIMIT_PARSERS: Final[Mapping[str, tuple[Parser, str]]] = {
     "disk_gb": (lambda raw: as_number(raw, float, 0.0, 1e6), "gigabytes, or 0 for no limit"),
     "keep_free_gb": (lambda raw: as_number(raw, float, 0.0, 1e6), "gigabytes, or 0 for a tenth"),
     "context_s": (as_pause, "seconds such as 60, or 0 to keep no training context"),
+    "mesh_max": (
+        lambda raw: as_number(raw, int, MESH_LOW, MESH_HIGH),
+        f"a number of peers from {MESH_LOW} to {MESH_HIGH}, for example 64",
+    ),
     "buddy_s": (as_pause, "seconds such as 5, or 0 for no drafts"),
     "upload_mbit": (as_rate, "megabits a second, or 0 for no limit"),
     "download_mbit": (as_rate, "megabits a second, or 0 for no limit"),

@@ -88,15 +88,15 @@ class StatementKeeper:
         """Take a record that was made here, and tell it to whoever is live; why not, or ''."""
         fault = self.held.take(record, clock.wall_ms())
         if not fault:
-            for peer in self._daemon.averager.live():
-                self._daemon.swarm.send(peer, Told(record))
+            self._daemon.relay.say(Told(record))
         return fault
 
-    def told(self, sender: PeerId, record: bytes) -> None:
-        """A peer told a record that it has made."""
+    def told(self, sender: PeerId, record: bytes) -> bool:
+        """A peer told a record that it, or in a crowd somebody, has made; whether it was taken."""
         fault = self.held.take(record, clock.wall_ms())
         if fault and fault not in EXCUSED:
             self._daemon.happenings.refused(sender, fault)
+        return not fault
 
     async def once(self) -> None:
         """Compare with a random live peer and take what it holds; what goes wrong is noted."""

@@ -18,11 +18,13 @@ from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.p2pd import SubstrateError
 from dugnad.dht.records import verify_ed25519
-from dugnad.dht.roster import Roster, RosterConfig
+from dugnad.dht.roster import MESH_MAX, Roster, RosterConfig
+from dugnad.dht.roster_crowd import LINKS_MIN
 from dugnad.dht.roster_events import Known, MyAdvert
 from dugnad.dht.substrate import SeedReport, Substrate, SubstrateConfig
 from dugnad.peer import clock
 from dugnad.peer.anchorpull import AnchorPull
+from dugnad.peer.fartransport import FarTransport
 from dugnad.peer.flow import Rates
 from dugnad.peer.links import Links
 from dugnad.peer.messenger import Messenger
@@ -56,8 +58,9 @@ class Swarm:
 
     def __init__(self, config: SubstrateConfig, identity: Identity, hooks: SwarmHooks) -> None:
         self.substrate = Substrate(config, identity)
+        self.far = FarTransport(self.substrate, self._far_places)
         self.bulk = DirectTransport(
-            self.substrate,
+            self.far,
             identity,
             config.runtime,
             protocols=(CONTRIBUTE_PROTOCOL, BUDDY_PROTOCOL, PULL_PROTOCOL),
@@ -105,15 +108,32 @@ class Swarm:
         found = [parse_address(one.address).peer for one in self.reports if one.ok]
         return list(dict.fromkeys(peer for peer in found if peer is not None))
 
-    async def start(self, run: RunId, advert: Advert, admitted: frozenset[PeerId] | None) -> None:
+    async def start(
+        self,
+        run: RunId,
+        advert: Advert,
+        admitted: frozenset[PeerId] | None,
+        mesh_max: int = MESH_MAX,
+    ) -> None:
         """Begin to take part: roster and messages."""
-        config = RosterConfig(run=run, software=advert.software, admitted=admitted)
+        config = RosterConfig(
+            run=run,
+            software=advert.software,
+            admitted=admitted,
+            mesh_max=mesh_max,
+            links=LINKS_MIN,
+        )
         self.roster = Roster(config, self.identity, advert, random.Random(advert.boot))
         self.shell = RosterShell(
             self.roster, self.substrate, self.hooks.on_roster, clock.now, clock.wall_ms
         )
         self.messenger = Messenger(
-            self.substrate, run, verify_ed25519, self.hooks.on_message, self.hooks.on_refused
+            self.far,
+            run,
+            verify_ed25519,
+            self.hooks.on_message,
+            self.hooks.on_refused,
+            brief=lambda peer: bool(self._far_places(peer)),
         )
         await self.messenger.start()
         await self.shell.start()
@@ -128,6 +148,13 @@ class Swarm:
             return  # a remembered file or a foreign advert with something else in it
         if peer is not None and self.shell is not None:
             self.shell.feed(Known(peer, (address,), source))
+
+    def _far_places(self, peer: PeerId) -> tuple[str, ...]:
+        """Where a member of a crowd that is no neighbour is dialled; nowhere in a mesh."""
+        roster = self.roster
+        if roster is None or not roster.crowded or peer in roster.neighbours():
+            return ()
+        return roster.addresses(peer)
 
     def advertise(self, **changes: object) -> None:
         """Change what we say about ourselves."""
@@ -152,6 +179,8 @@ class Swarm:
 
     def send(self, peer: PeerId, message: fm.Message) -> None:
         """Queue a control message."""
+        if isinstance(message, fm.Heads) and message.reply and self._far_places(peer):
+            return  # in a crowd heads are compared with neighbours
         if self.messenger is not None:
             self.messenger.send(peer, message)
 

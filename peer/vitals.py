@@ -182,7 +182,7 @@ class Vitals:
         roster, substrate = daemon.swarm.roster, daemon.swarm.substrate
         if roster is None or not daemon.averager.live():
             return
-        await substrate.meet(daemon.averager.live())
+        await substrate.meet(daemon.relay.near(daemon.averager.live()))
         await publish(substrate, daemon.run_id, roster.my_advert)
         await daemon.orders.use_book(substrate)
         for _ in range(SHARDS_A_LOOK):
@@ -336,15 +336,16 @@ class Vitals:
             return
         live = daemon.averager.live()
         waited = now - daemon.started_at
+        near = daemon.relay.near(live)
         if not live:
             alone = JOIN_ALONE_S if daemon.link is not None else ALONE_S
             if waited < alone:
                 return
-        elif waited < JOIN_ALONE_S and (silent := [one for one in live if one not in self.heard]):
+        elif waited < JOIN_ALONE_S and (silent := [one for one in near if one not in self.heard]):
             if self._due("ask heads", ASK_HEADS_S, now):
                 for peer in silent:
                     daemon.swarm.send(peer, fm.Heads(daemon.averager.heads().rows, reply=True))
-            if not enough_heard(len(live), len(silent), waited):
+            if not enough_heard(len(near), len(silent), waited):
                 return
         for p, shell in enumerate(daemon.averager.fragments):
             ahead = max((self.heard.get(peer, {}).get(p, 0) for peer in live), default=0)
@@ -362,9 +363,9 @@ class Vitals:
         daemon.note("sync", f"level with the swarm after {waited:.1f} s; {daemon.state}")
 
     def _compare_heads(self) -> None:
-        live = list(self.daemon.averager.live())
-        if live:
-            peer = live[self.rng.randrange(len(live))]
+        near = self.daemon.relay.near(self.daemon.averager.live())
+        if near:
+            peer = near[self.rng.randrange(len(near))]
             heads = self.daemon.averager.heads()
             self.daemon.swarm.send(peer, fm.Heads(heads.rows, reply=True))
 

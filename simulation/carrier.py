@@ -39,11 +39,15 @@ class Carrier(Clock):
         """Feed a core."""
         raise NotImplementedError
 
+    def near(self, sim: SimPeer) -> list[PeerId]:
+        """To whom a peer tells what all should hear."""
+        return sorted(sim.live)
+
     def _reaches(self, a: PeerId, b: PeerId) -> bool:
         return not self.net.is_cut(a, b) and b in self.peers and self.peers[b].alive
 
     def _broadcast(self, sim: SimPeer, message: fm.Message, p: int) -> None:
-        for peer in sorted(sim.live):
+        for peer in self.near(sim):
             self._send(sim, peer, message, p)
 
     def _send(self, sim: SimPeer, to: PeerId, message: fm.Message, p: int) -> None:

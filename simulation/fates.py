@@ -19,6 +19,7 @@ from dugnad.averaging.worker import FragmentWorker
 from dugnad.dht.ids import PeerId
 from dugnad.simulation.membership import Membership
 from dugnad.simulation.people import Disk, SimFragment, SimPeer, peer_of
+from dugnad.simulation.relay import Relay, spreads
 from dugnad.simulation.settings import WorldSettings
 from dugnad.simulation.workplace import Workplace
 from dugnad.simulation.world import World
@@ -52,6 +53,7 @@ class Fates(World):
         """Peers whose libp2p daemon is dead -> the cut that stands for it."""
         self.members = Membership(self) if settings.roster else None
         self.work = Workplace(self) if settings.units else None
+        self.relay = Relay(self)
 
     def say(self, text: str) -> None:
         """Remember what was done to the swarm."""
@@ -282,7 +284,33 @@ class Fates(World):
 
     # -- messages --------------------------------------------------------------------------------
 
+    def near(self, sim: SimPeer) -> list[PeerId]:
+        """To whom a peer tells what all should hear: in a crowd its neighbours."""
+        return super().near(sim) if self.members is None else self.members.near(sim)
+
+    def far(self, sim: SimPeer, peer: PeerId) -> bool:
+        """Whether a peer of a crowd has no stream with another one."""
+        members = self.members
+        return members is not None and members.crowded(sim) and peer not in members.near(sim)
+
+    def _reaches(self, a: PeerId, b: PeerId) -> bool:
+        """Who takes no connections is reached only by its neighbours."""
+        if not super()._reaches(a, b):
+            return False
+        return self.peers[b].number not in self.outbound or not self.far(self.peers[a], b)
+
+    def _broadcast(self, sim: SimPeer, message: fm.Message, p: int) -> None:
+        if self.members is not None and self.members.crowded(sim):
+            message = self.relay.begin(sim, message)
+        super()._broadcast(sim, message, p)
+
+    def send_one(self, sim: SimPeer, to: PeerId, message: fm.Message, p: int) -> None:
+        """Send a message to one peer."""
+        self._send(sim, to, message, p)
+
     def _send(self, sim: SimPeer, to: PeerId, message: fm.Message, p: int) -> None:
+        if isinstance(message, fm.Heads) and message.reply and self.far(sim, to):
+            return  # heads are compared with neighbours
         if self.members is None or to in sim.live:
             super()._send(sim, to, message, p)
 
@@ -293,6 +321,15 @@ class Fates(World):
     def read(self, sender: PeerId, to: PeerId, message: fm.Message, p: int) -> None:
         """A message is taken up by its receiver."""
         sim = self.peers[to]
+        crowded = self.members is not None and self.members.crowded(sim)
+        if crowded and spreads(message) and not self.net.is_cut(sender, to):
+            self.relay.read(sender, to, message, p)
+        else:
+            self.take(sender, sim, message, p)
+
+    def take(self, sender: PeerId, sim: SimPeer, message: fm.Message, p: int) -> None:
+        """Give a message to the cores that it concerns."""
+        to = sim.peer
         if self.work is not None and sim.alive and not self.net.is_cut(sender, to):
             wait = max(0.0, sim.frozen_until - self.now)
             self.later(wait, partial(self.work.message, sim, sender, message))

@@ -95,7 +95,8 @@ class Membership:
             tokens_per_s=SEQUENCE_TOKENS / sim.step_s,
             speed_class=speed_class(SEQUENCE_TOKENS / sim.step_s, None),
         )
-        config = RosterConfig(RUN, SOFTWARE)
+        settings = stage.settings
+        config = RosterConfig(RUN, SOFTWARE, mesh_max=settings.mesh_max, links=settings.links)
         roster = Roster(config, SimSigner(sim.peer), advert, rng, _sealed)
         daemon = Daemon(machine, sim.peer, roster, not outbound, skew_s, born_s=stage.now)
         self.rosters.start(daemon)
@@ -158,6 +159,16 @@ class Membership:
     def is_cut(self, source: Daemon, target: Daemon) -> bool:
         """Whether nothing passes this way."""
         return self.stage.net.is_cut(source.peer, target.peer)
+
+    def crowded(self, sim: SimPeer) -> bool:
+        """Whether a peer takes the swarm for a crowd."""
+        return self._daemon(sim).roster.crowded
+
+    def near(self, sim: SimPeer) -> list[PeerId]:
+        """To whom a peer tells what all should hear: all, or in a crowd its neighbours."""
+        roster = self._daemon(sim).roster
+        found = roster.neighbours() if roster.crowded else sim.live
+        return sorted(sim.live.intersection(found))
 
     def admits(self, sender: PeerId, to: PeerId, message: fm.Message, p: int) -> bool:
         """Whether a message is read now; one from a peer that is not up waits a little."""

@@ -105,8 +105,8 @@ def message_events(sender: PeerId, message: fm.Message) -> list[ev.Event]:
             return [ev.CommitsIn(sender, commits, checkpoint)]
         case fm.Claims() | fm.Word() | fm.Challenge() | fm.Answer() | fm.Told():
             return []  # claims concern the units core; there is no organiser or trial
-        case fm.Scores() | fm.Prepares():
-            return []  # nobody evaluates or prepares
+        case fm.PeerClaims() | fm.Scores() | fm.Prepares():
+            return []  # the units core's, or nobody evaluates or prepares
 
 
 def fetch(action: ev.Obtain, there: FragmentWorker, here: FragmentWorker) -> None:

@@ -49,6 +49,8 @@ class Play:
             eta=swarm.eta,
             mu=swarm.mu,
             roster=swarm.roster,
+            mesh_max=swarm.mesh_max,
+            links=swarm.links,
             pieces=swarm.pieces,
             units=swarm.units and swarm.roster,
             weather=drawn.weather,

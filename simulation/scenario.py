@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from dugnad.dht.roster import MESH_MAX
 from dugnad.simulation.numeric import Numeric, NumericError
 from dugnad.simulation.settings import Weather
 
@@ -88,6 +89,9 @@ class Swarm(_Table, frozen=True, kw_only=True):
     mu: float = 0.5
     roster: bool = True
     """Each finds out by its own roster who is there; else all are told, a moment later."""
+    mesh_max: int = MESH_MAX
+    links: int = 0
+    """With more peers than ``mesh_max`` each chooses so many neighbours; 0: there is no crowd."""
     pieces: bool = True
     """Whole anchors come in pieces from several donors; else all from one."""
     units: bool = True

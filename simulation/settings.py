@@ -8,6 +8,7 @@ from typing import Final
 
 from dugnad.averaging.lineage import LineageRules
 from dugnad.dht.ids import RunId
+from dugnad.dht.roster import MESH_MAX
 
 RUN: Final = RunId(hashlib.sha256(b"simulated run").digest())
 SEQUENCE_TOKENS: Final = 16
@@ -68,6 +69,9 @@ class WorldSettings:
     told, a moment later than it happens."""
     pieces: bool = False
     """Whole anchors come in pieces from several donors (:class:`Stage` only); else from one."""
+    mesh_max: int = MESH_MAX
+    links: int = 0
+    """With more than ``mesh_max`` peers each keeps streams with some (rosters only)."""
     units: bool = False
     """Peers share work by cores of their own (:class:`Stage` only); else units are numbered."""
     weather: Weather = Weather()

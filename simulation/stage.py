@@ -241,7 +241,7 @@ class Stage(Fates):
     def _broadcast(self, sim: SimPeer, message: fm.Message, p: int) -> None:
         reach = min((one.reach for one in self.traps if one.reach and not one.skip), default=0)
         if reach and isinstance(message, fm.Announce) and message.commit.header.home == sim.peer:
-            for peer in sorted(sim.live)[:reach]:
+            for peer in self.near(sim)[:reach]:
                 self._send(sim, peer, message, p)
             return
         super()._broadcast(sim, message, p)

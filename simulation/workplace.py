@@ -191,6 +191,8 @@ class Workplace:
         desk = self.desks[sim.peer]
         if isinstance(message, fm.Claims):
             desk.units.handle(un.Claimed(sender, message.units), self.stage.now)
+        elif isinstance(message, fm.PeerClaims):
+            desk.units.handle(un.Claimed(message.peer, message.units), self.stage.now)
         elif isinstance(message, fm.Heads):
             mine = desk.heard.setdefault(sender, {})
             mine.update((row.fragment, row.version) for row in message.rows)

@@ -383,8 +383,8 @@ class World(Carrier):
     def gossip(self) -> None:
         """Anti-entropy: every live peer tells one other its heads (the shell's slow timer)."""
         for sim in self.alive():
-            if sim.live:
-                to = sorted(sim.live)[sim.rng.randrange(len(sim.live))]
+            if near := self.near(sim):
+                to = near[sim.rng.randrange(len(near))]
                 for p, fragment in enumerate(sim.fragments):
                     self._send(sim, to, fragment.core.follower.heads(reply=True), p)
         self.later(3.0, self.gossip)

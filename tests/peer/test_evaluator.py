@@ -16,6 +16,7 @@ from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.records import verify_ed25519
 from dugnad.peer import clock
+from dugnad.peer.crowdrelay import CrowdRelay
 from dugnad.peer.daemon import Daemon
 from dugnad.peer.evaluator import RATE_SCORES, ROUNDS_HELD, Evaluator
 from dugnad.peer.learner.process import LearnerGone
@@ -60,6 +61,7 @@ class World:
             store=SimpleNamespace(call=self.call),
             note=lambda kind, text: self.refused.append(text),
         )
+        self.daemon.relay = CrowdRelay(cast(Daemon, self.daemon))
         self.evaluator = Evaluator(cast(Daemon, self.daemon))
         self.evaluator.peers_changed()
 

@@ -14,6 +14,7 @@ from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.records import encode
 from dugnad.dht.roster_events import Bans, Known
+from dugnad.peer.crowdrelay import CrowdRelay
 from dugnad.peer.orderkeeper import COPIES, LOOK_S, TOLD_TRIES, OrderKeeper
 from dugnad.peer.paths import Home
 
@@ -24,6 +25,7 @@ BAD = PeerId(b"b" * 32)
 
 class FakeRoster:
     def __init__(self) -> None:
+        self.crowded = False
         self.bans: tuple[PeerId, ...] = ()
         self.fed: list[object] = []
 
@@ -96,6 +98,7 @@ class Net:
         )
         daemon.looks = []
         daemon.own = lambda work, name: daemon.looks.append(asyncio.ensure_future(work))
+        daemon.relay = CrowdRelay(daemon)
         daemon.happenings = SimpleNamespace(
             label=lambda peer: "somebody",
             refused=lambda peer, reason: daemon.refused.append(reason),

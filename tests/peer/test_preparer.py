@@ -18,6 +18,7 @@ from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.peer import clock
 from dugnad.peer.corpus import SHARD_BYTES, DataIndex, ShardStore, TokenFile
+from dugnad.peer.crowdrelay import CrowdRelay
 from dugnad.peer.daemon import Daemon
 from dugnad.peer.larder import Larder
 from dugnad.peer.parttext import PartText
@@ -78,6 +79,7 @@ class World:
             own=lambda work, name: self.tasks.append(asyncio.ensure_future(work)),
         )
         daemon = cast(Daemon, self.daemon)
+        self.daemon.relay = CrowdRelay(daemon)
         self.larder = self.daemon.larder = Larder(daemon)
         self.preparer = self.daemon.preparer = Preparer(daemon)
         self.preparer.peers_changed()

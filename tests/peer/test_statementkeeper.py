@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from dugnad.averaging.board import Owner
 from dugnad.averaging.owners import Bond, accept, offer
@@ -10,6 +10,8 @@ from dugnad.averaging.statements import EXCUSED, StatementSet
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId
 from dugnad.dht.records import encode
+from dugnad.peer.crowdrelay import CrowdRelay
+from dugnad.peer.daemon import Daemon
 from dugnad.peer.ownerfiles import accept_offer, create_owner, offer_text, release_machine
 from dugnad.peer.ownerfiles import sign_machine as sign
 from dugnad.peer.paths import Home
@@ -36,7 +38,7 @@ def daemon_in(folder: Path) -> Any:  # Any: stands in for a daemon
     notes: list[str] = []
     sent: list[tuple[PeerId, bytes]] = []
     refused: list[str] = []
-    return SimpleNamespace(
+    daemon = SimpleNamespace(
         home=home,
         boot=1,
         run_id=RUN,
@@ -44,12 +46,16 @@ def daemon_in(folder: Path) -> Any:  # Any: stands in for a daemon
         notes=notes,
         note=lambda kind, text: notes.append(text),
         ledger=SimpleNamespace(fold=SimpleNamespace(lists=lambda peer: True)),
-        swarm=SimpleNamespace(puller=None, send=lambda to, told: sent.append((to, told.data))),
+        swarm=SimpleNamespace(
+            roster=None, puller=None, send=lambda to, told: sent.append((to, told.data))
+        ),
         sent=sent,
         refused=refused,
         happenings=SimpleNamespace(refused=lambda peer, reason: refused.append(reason)),
         averager=SimpleNamespace(live=lambda: ()),
     )
+    daemon.relay = CrowdRelay(cast(Daemon, daemon))
+    return daemon
 
 
 def bonds(count: int) -> list[bytes]:

@@ -1,0 +1,95 @@
+"""Passing messages on along the links of a crowd, where nobody has a stream with everybody.
+
+What a peer makes goes to its neighbours, and what comes from one goes on to the others, once: each
+message crosses a link at most once each way. A peer passes on only what it found good itself, so
+whatever its maker must have signed is checked at each step, and rubbish ends at the first honest
+peer. Where the sender is the maker (claims), a signed form takes the place of the stream's proof.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import Annotated, Final
+
+import msgspec
+
+from dugnad.dht.ids import KEY_BYTES, PeerId, RunId
+from dugnad.dht.records import SIGNATURE_BYTES, Signer, Verifier, encode, framed
+
+PASSED_MAX: Final = 1 << 14
+"""Messages remembered as passed on, 2 MB: some minutes of 8 fragments of a thousand peers."""
+CLAIMED_MAX: Final = 64
+"""Units of one message, as :data:`dugnad.averaging.formats.CLAIMS_MAX`."""
+AGE_MS: Final = 120_000
+"""Older claims, or claims from so far in the future, are not taken: nobody can play them again."""
+MAKER_MAX: Final = 32
+MAKER_S: Final = 60.0
+"""Claims of one peer that are passed on in this time: it makes one when it runs out of units."""
+MAKERS_MAX: Final = 4096
+DOMAIN: Final = "claims/1"
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62) - 1)]
+
+
+class PeerClaims(msgspec.Struct, frozen=True, array_like=True, tag="v"):
+    """``peer`` takes these work units, (epoch, index), out of the computed order."""
+
+    peer: Annotated[PeerId, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+    at_ms: _Number
+    units: Annotated[tuple[tuple[_Number, _Number], ...], msgspec.Meta(max_length=CLAIMED_MAX)]
+    signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
+
+
+def sign_claims(
+    units: Iterable[tuple[int, int]], wall_ms: int, run: RunId, signer: Signer
+) -> PeerClaims:
+    """My claims, for those who have no stream with me."""
+    bare = PeerClaims(signer.peer, wall_ms, tuple(units))
+    signature = signer.sign(framed(DOMAIN, run, encode(bare)))
+    return msgspec.structs.replace(bare, signature=signature)
+
+
+def claims_fault(claims: PeerClaims, wall_ms: int, run: RunId, verify: Verifier) -> str:
+    """Why claims cannot be believed, or ''."""
+    if abs(claims.at_ms - wall_ms) > AGE_MS:
+        return "claims of another time"
+    bare = msgspec.structs.replace(claims, signature=b"")
+    if not verify(claims.peer, framed(DOMAIN, run, encode(bare)), claims.signature):
+        return "claims that are not signed by their maker"
+    return ""
+
+
+def name_of_message(message: msgspec.Struct) -> bytes:
+    """What tells two messages apart."""
+    return hashlib.sha256(encode(message)).digest()
+
+
+class Passing:
+    """Which messages went by already, and how many claims of each peer."""
+
+    def __init__(self) -> None:
+        self._passed: OrderedDict[bytes, None] = OrderedDict()
+        self._makers: OrderedDict[PeerId, deque[float]] = OrderedDict()
+
+    def known(self, name: bytes) -> bool:
+        """Whether a message was taken before."""
+        return name in self._passed
+
+    def take(self, name: bytes) -> None:
+        """A message was found good, or is our own: it is not passed on again."""
+        self._passed[name] = None
+        if len(self._passed) > PASSED_MAX:
+            self._passed.popitem(last=False)
+
+    def claims(self, peer: PeerId, now: float) -> bool:
+        """Counts claims; whether their maker may make so many."""
+        recent = self._makers.setdefault(peer, deque(maxlen=MAKER_MAX))
+        self._makers.move_to_end(peer)
+        if len(self._makers) > MAKERS_MAX:
+            self._makers.popitem(last=False)
+        if len(recent) == MAKER_MAX and now - recent[0] < MAKER_S:
+            return False
+        recent.append(now)
+        return True
