@@ -5,8 +5,7 @@ came, who is gone) goes over each of those streams once. Neighbours watch each o
 itself called gone comes back with a higher incarnation. What was missed all the same is found by
 comparing some members (`Sync`). Random graphs of this degree stay connected while far more than a
 few in a hundred vanish at once; one link is exchanged now and then. Peers are slots
-(`roster_rumours`), `now` is monotonic seconds; what a rumour is worth is judged by whoever feeds it
-(`roster_crowdtalk`).
+(`roster_rumours`), `now` is monotonic seconds; whoever feeds rumours judges what they are worth.
 """
 
 from __future__ import annotations

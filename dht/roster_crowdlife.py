@@ -57,6 +57,10 @@ GREET_SIZE: Final = 256
 SAY_S: Final = 30.0
 """What changed in our own advert is told to the crowd at most so often: everybody fetches it."""
 SWEEP_S: Final = 60.0
+CONFIRM_S: Final = 2.0
+"""For a member that was called gone to answer us: two losses of a first packet."""
+CONFIRMS_MAX: Final = 32
+"""Such dials at once; when many vanish together the last of them are known some seconds later."""
 
 
 class CrowdLife:
@@ -72,7 +76,6 @@ class CrowdLife:
         out: list[Action],
         rng: random.Random,
     ) -> None:
-        links = own.config.links
         self._own = own
         self._table = table
         self._liveness = liveness
@@ -85,8 +88,8 @@ class CrowdLife:
             own.advert.incarnation,
             rng,
             Manner(
-                links,
-                2 * links,
+                own.config.links,
+                own.config.links_max,
                 PERIOD_MIN_S,
                 PERIOD_MAX_S,
                 SHUFFLE_S,
@@ -100,6 +103,7 @@ class CrowdLife:
         self._todo: deque[CrowdEvent] = deque()
         self._numbers: dict[int, int] = {}
         self._dialling: set[int] = set()
+        self._confirming: set[int] = set()
         self._refute: int | None = None
         self._said: tuple[float, int] = (0.0, own.advert.seq)
         self._sweep_at = 0.0
@@ -231,8 +235,9 @@ class CrowdLife:
         self._see_dials(now)
         self._pass_on(now)
         self._speak(now)
+        self._see_confirms(now)
         for slot in self.members.settled(now):
-            self._touch(slot)
+            self._confirm(slot, now)
         if self.core.deadline <= now:
             self._feed(Tick(), now)
         self._drain(now)
@@ -320,6 +325,40 @@ class CrowdLife:
             state = entry.state if entry is not None else State.UNKNOWN
             if state in (State.KNOWN, State.LOST):
                 self._lose(slot, now)
+
+    def _confirm(self, slot: int, now: float) -> None:
+        """A member did not refute that it is gone: we look ourselves, if it can be dialled.
+
+        Word of it may not have come through: of a member that accuses many not all is passed on.
+        """
+        member, peer = self.members.get(slot), self.members.slots.peer(slot)
+        entry = self._table.ensure(peer, now) if member is not None else None
+        if member is None or entry is None or not member.can_dial:
+            self._touch(slot)
+        elif entry.state is State.LIVE or len(self._confirming) >= CONFIRMS_MAX:
+            self.members.doubt(slot, now + CONFIRM_S / 4)
+        else:
+            self.members.doubt(slot, now + 2 * CONFIRM_S)
+            self._confirming.add(slot)
+            self._gossip.adopt_quietly(entry, member.advert)
+            if not entry.streams:
+                self._liveness.dial(entry, CONFIRM_S, now)
+
+    def _see_confirms(self, now: float) -> None:
+        for slot in sorted(self._confirming):
+            entry = self._table.get(self.members.slots.peer(slot))
+            if entry is not None and (entry.dial_until is not None or entry.streams):
+                if entry.established():
+                    self._confirming.discard(slot)
+                continue
+            self._confirming.discard(slot)
+            member = self.members.get(slot)
+            if member is not None and member.gone is not None:
+                self.members.doubt(slot, now)
+                self.members.doubtful.discard(slot)
+                self._touch(slot)
+            if entry is not None and entry.last_seen is None:
+                entry.retry_at = None  # never a neighbour: those who were look for it
 
     # --- word
 

@@ -3,7 +3,7 @@
 A rumour counts only with its proof: that a member is here, by its signed advert; that it is gone,
 by the signed word of itself (it leaves) or of a member that looked for it in vain. So nobody can
 invent members, and whoever accuses others is named. An accusation makes a member doubtful; it is
-lost when it has not refuted it in time.
+lost when it has not refuted it in time, and does not answer whoever doubts it.
 """
 
 from collections import deque
@@ -120,9 +120,14 @@ class Members:
         if doubt_s:
             self.doubtful.add(slot)
 
+    def doubt(self, slot: int, until: float) -> None:
+        """A member that was called gone has some time more."""
+        self._members[slot].doubt_until = until
+        self.doubtful.add(slot)
+
     def settled(self, now: float) -> list[int]:
-        """Doubtful members whose time to refute is over."""
-        over = [slot for slot in self.doubtful if self._members[slot].doubt_until <= now]
+        """Doubtful members whose time to refute is over; sorted."""
+        over = sorted(s for s in self.doubtful if self._members[s].doubt_until <= now)
         self.doubtful.difference_update(over)
         return over
 

@@ -7,7 +7,8 @@ from typing import Final
 
 from dugnad.dht.roster_rumours import rumour
 
-GROW: Final = 1024
+GROW: Final = 32
+"""Slots to begin with; then as many more as there are."""
 
 
 class Orders:
@@ -38,7 +39,8 @@ class Orders:
         """Makes room for a slot."""
         lacking = slot + 1 - len(self.table)
         if lacking > 0:
-            self.table.frombytes(bytes(self.table.itemsize * (lacking - 1 + GROW)))
+            more = max(lacking, GROW, len(self.table))
+            self.table.frombytes(bytes(self.table.itemsize * more))
 
     def forget(self, slot: int) -> None:
         """Nothing is known of a member any more."""

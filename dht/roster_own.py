@@ -42,13 +42,19 @@ class RosterConfig:
     mesh_max: int = MESH_MAX
     """Peers of a full mesh, ourselves included."""
     links: int = 0
-    """With more peers each keeps so many streams of its own choice, and as many again that others
+    """With more peers each keeps so many streams of its own choice, and about as many that others
     chose; 0: there is no crowd, and newcomers beyond the mesh are refused."""
 
     @property
     def mesh_low(self) -> int:
         """A crowd of no more than this becomes a mesh again."""
         return self.mesh_max * 3 // 4
+
+    @property
+    def links_max(self) -> int:
+        """Neighbours of a crowd's member: beyond this it asks whether a stream can end. A small
+        mesh (of a test) makes a crowd with fewer."""
+        return max(self.links, min(2 * self.links, self.mesh_max - 1))
 
     @property
     def streams_max(self) -> int:

@@ -121,7 +121,7 @@ class Swarm:
             software=advert.software,
             admitted=admitted,
             mesh_max=mesh_max,
-            links=LINKS_MIN,
+            links=min(LINKS_MIN, mesh_max // 2),
         )
         self.roster = Roster(config, self.identity, advert, random.Random(advert.boot))
         self.shell = RosterShell(
