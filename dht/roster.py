@@ -241,7 +241,9 @@ class Roster:
                 self._own.renew(now, advert)
                 self._gossip.send_all(AdvertUpdate(self._own.advert))
             case Bans(reasons):
+                before = tuple(self._own.bans)
                 self._streams.ban(reasons, now)
+                self._crowding.judge_again((*before, *reasons))
             case LeaveNow():
                 self._crowding.leave()
                 self._own.leaving = True

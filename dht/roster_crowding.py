@@ -14,7 +14,7 @@ our own stream or the crowd says so.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from dugnad.dht.advert import Advert
@@ -133,6 +133,12 @@ class Crowding:
             if self._fade_at <= now:
                 self._end("not reached after the crowd became a mesh")
         self._presence.tell(self.life.members if self.life is not None else None, now)
+
+    def judge_again(self, peers: Iterable[PeerId]) -> None:
+        """Whether these are admitted has changed."""
+        if self.life is not None:
+            for peer in peers:
+                self._presence.touch(peer)
 
     def jumped(self, now: float) -> None:
         """We stood still: nobody is lost by what we did not hear meanwhile."""

@@ -425,7 +425,8 @@ class CrowdLife:
         member = self.members.get(slot)
         peer = self.members.slots.peer(slot)
         entry = self._table.ensure(peer, now) if member is not None else None
-        if entry is None or member is None or entry.banned_until > now:
+        shut = entry is None or entry.banned_until > now or not self._own.admits(peer)
+        if entry is None or member is None or shut:
             self._todo.append(Unreached(slot))
             return
         self._gossip.adopt_quietly(entry, member.advert)

@@ -133,6 +133,8 @@ class CrowdTalk:
     def _here(self, tag: bytes, order: int, link: int, *, news: bool) -> int | None:
         slot = self._members.slots.tagged(tag)
         if slot == self._members.mine:
+            if order > 2 * self._own.advert.incarnation:  # a former life, or a second daemon
+                self._wants.want(link, tag, news=news)
             return None
         member = self._members.get(slot)
         if slot is None or member is None or 2 * member.advert.incarnation < order:

@@ -191,7 +191,8 @@ class Messenger:
         clock: Callable[[], float] = time.monotonic,
         brief: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
-        """`brief`: peers whose streams are closed when they have been idle for `IDLE_S`."""
+        """`brief`: peers whose streams are closed when they have been idle for `IDLE_S`, and to
+        whom a message is tried once."""
         self.counts = MessengerCounts()
         self._transport = transport
         self._run = run
@@ -286,6 +287,9 @@ class Messenger:
                 stream = await self._transport.open(link.peer, EXCHANGE_PROTOCOL, OPEN_S)
             except TransportError as error:
                 log.debug("no stream to %s: %s", short(link.peer), error)
+                if self._brief(link.peer):
+                    link.unsent = None
+                    self.counts.dropped += 1
             else:
                 await self._pump(link, stream)
             if self._clock() - since > BACKOFF_MAX_S + OPEN_S:

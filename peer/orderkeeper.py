@@ -139,8 +139,8 @@ class OrderKeeper:
     async def _use_book(self) -> None:
         substrate = self.daemon.swarm.substrate
         try:
-            if live := self.daemon.averager.live():
-                await substrate.meet(live)
+            if near := self.daemon.relay.near(self.daemon.averager.live()):
+                await substrate.meet(near)
             await self.use_book(substrate)
         finally:
             self._looking = False

@@ -133,7 +133,7 @@ class Swarm:
             verify_ed25519,
             self.hooks.on_message,
             self.hooks.on_refused,
-            brief=lambda peer: bool(self._far_places(peer)),
+            brief=self.is_far,
         )
         await self.messenger.start()
         await self.shell.start()
@@ -149,12 +149,14 @@ class Swarm:
         if peer is not None and self.shell is not None:
             self.shell.feed(Known(peer, (address,), source))
 
+    def is_far(self, peer: PeerId) -> bool:
+        """Whether this is a crowd and the peer no neighbour in it."""
+        roster = self.roster
+        return roster is not None and roster.crowded and peer not in roster.neighbours()
+
     def _far_places(self, peer: PeerId) -> tuple[str, ...]:
         """Where a member of a crowd that is no neighbour is dialled; nowhere in a mesh."""
-        roster = self.roster
-        if roster is None or not roster.crowded or peer in roster.neighbours():
-            return ()
-        return roster.addresses(peer)
+        return self.roster.addresses(peer) if self.roster is not None and self.is_far(peer) else ()
 
     def advertise(self, **changes: object) -> None:
         """Change what we say about ourselves."""
@@ -179,7 +181,7 @@ class Swarm:
 
     def send(self, peer: PeerId, message: fm.Message) -> None:
         """Queue a control message."""
-        if isinstance(message, fm.Heads) and message.reply and self._far_places(peer):
+        if isinstance(message, fm.Heads) and message.reply and self.is_far(peer):
             return  # in a crowd heads are compared with neighbours
         if self.messenger is not None:
             self.messenger.send(peer, message)

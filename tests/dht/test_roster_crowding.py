@@ -9,7 +9,16 @@ from dugnad.dht.messages import Adverts, Gone, Talk, WantAdverts, sign_gone
 from dugnad.dht.roster import RosterConfig, State
 from dugnad.dht.roster_crowding import DOWN_S, FADE_S
 from dugnad.dht.roster_crowdlife import SAY_S
-from dugnad.dht.roster_events import LeaveNow, MyAdvert, PeerChanged, PeerLeft, PeerLost, PeerUp
+from dugnad.dht.roster_events import (
+    Bans,
+    DuplicateIdentity,
+    LeaveNow,
+    MyAdvert,
+    PeerChanged,
+    PeerLeft,
+    PeerLost,
+    PeerUp,
+)
 from dugnad.dht.roster_members import DOUBT_S
 
 from .crowd_world import (  # noqa: TID252  the world is no installed package
@@ -264,3 +273,32 @@ def test_invented_members_are_asked_for_and_never_seen() -> None:
     assert world.agreed()
     spoken = b"".join(one.here for one in ear.heard[1:] if isinstance(one, Talk))
     assert rows[:8] not in spoken.replace(rows, b""), "nobody passes on what nobody proved"
+
+
+# --- who is refused
+
+
+def test_a_banned_member_counts_no_more_wherever_it_is_and_again_when_it_may() -> None:
+    world = crowd(15, 8)
+    world.run(5.0)
+    one = world.nodes[1]
+    far = next(p for p in one.roster.live() if p not in one.roster.neighbours())
+    near = one.roster.neighbours()[0]
+    world.feed(one, Bans({far: "floods", near: "floods"}))
+    assert not {far, near} & set(one.roster.live())
+    assert sum(isinstance(said, PeerLost) for _, said in one.log) == 2
+    world.run(30.0)
+    assert not {far, near} & set(one.roster.live())
+    world.feed(one, Bans({}))
+    settle(world, 30.0)
+
+
+def test_two_daemons_with_one_key_are_found_out_though_no_peer_meets_both() -> None:
+    world = crowd(16, 8)
+    world.run(10.0)
+    world.add(8, identity=3, config=SMALL)
+    far = next(n for n in living(world) if world.nodes[3].peer not in n.roster.neighbours())
+    world.introduce(8, far.machine)
+    world.run(10.0)
+    told = [said for node in living(world) for _, said in node.said(DuplicateIdentity)]
+    assert told
