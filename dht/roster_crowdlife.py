@@ -436,7 +436,8 @@ class CrowdLife:
 
     def _sweep(self, now: float) -> None:
         self._sweep_at = now + SWEEP_S
-        for slot in self.members.sweep(now):
+        used = {*self.core.links, *self._dialling, *self._confirming}
+        for slot in self.members.sweep(now, used):
             if self.core is not None:
                 self.core.forget(slot)
 

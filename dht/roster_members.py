@@ -7,6 +7,7 @@ lost when it has not refuted it in time, and does not answer whoever doubts it.
 """
 
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -137,12 +138,12 @@ class Members:
             member = self._members[slot]
             member.doubt_until = max(member.doubt_until, until)
 
-    def sweep(self, now: float) -> list[int]:
-        """Forgets who is gone for long; the slots that are free."""
+    def sweep(self, now: float, used: Container[int] = ()) -> list[int]:
+        """Forgets who is gone for long, but none of `used`; the slots that are free."""
         old = [
             slot
             for slot, one in self._members.items()
-            if one.gone is not None and now - one.since >= GONE_KEPT_S
+            if one.gone is not None and now - one.since >= GONE_KEPT_S and slot not in used
         ]
         for slot in old:
             del self._members[slot]

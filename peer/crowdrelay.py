@@ -90,6 +90,8 @@ class CrowdRelay:
 
     def claims(self, message: fm.PeerClaims) -> str:
         """Why claims that came along the links are not taken, or ''."""
+        if message.peer not in self._daemon.averager.live():
+            return "claims of somebody who is not here"
         fault = claims_fault(message, clock.wall_ms(), self._daemon.run_id, verify_ed25519)
         if not fault and not self._passing.claims(message.peer, clock.now()):
             fault = "its maker claims too often"

@@ -156,9 +156,10 @@ class Happenings:
             case fm.Claims(units):
                 self.daemon.units.handle(Claimed(sender, units), clock.now())
             case fm.PeerClaims(peer):
-                if fault := self.daemon.relay.claims(message):
-                    self.refused(sender, fault)
-                    return False
+                if self.daemon.relay.claims(message):
+                    return (
+                        False  # of somebody who left, or is not known yet: its teller may be right
+                    )
                 self.daemon.units.handle(Claimed(peer, message.units), clock.now())
             case _:
                 return self._exchange(sender, message)

@@ -50,7 +50,8 @@ class Relay:
         if not sim.alive or stage.peers[sim.peer] is not sim or self.of(sim).known(name):
             return
         if isinstance(message, fm.PeerClaims):
-            if claims_fault(message, self._wall_ms(), RUN, _sealed):
+            here = message.peer in sim.live
+            if not here or claims_fault(message, self._wall_ms(), RUN, _sealed):
                 return
             if not self.of(sim).claims(message.peer, stage.now):
                 return

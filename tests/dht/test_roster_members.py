@@ -71,6 +71,7 @@ def test_members_long_gone_give_their_slots_back() -> None:
     assert slot is not None
     members.end(slot, Gone(peer_id(1), 5, peer_id(1)), 10.0, 0.0)
     assert members.sweep(10.0 + GONE_KEPT_S - 1) == []
+    assert members.sweep(10.0 + GONE_KEPT_S, used={slot}) == []
     assert members.sweep(10.0 + GONE_KEPT_S) == [slot]
     assert members.of(peer_id(1)) is None
     assert members.proven(advert(2)) == slot

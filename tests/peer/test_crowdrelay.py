@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from dugnad.averaging import formats as fm
@@ -20,6 +21,7 @@ from dugnad.peer.fartransport import FarTransport
 RUN = RunId(b"r" * 32)
 ME = Identity.ephemeral(b"\x01" * 32)
 MAKER = Identity.ephemeral(b"\x02" * 32)
+HERE = Identity.ephemeral(b"\x03" * 32)
 NEAR = [PeerId(bytes([n]) * 32) for n in (1, 2, 3)]
 FAR = PeerId(b"f" * 32)
 
@@ -29,7 +31,7 @@ def relay(*, crowded: bool) -> tuple[CrowdRelay, list[tuple[PeerId, fm.Message]]
     daemon: Any = SimpleNamespace(  # Any: stands in for a daemon
         run_id=RUN,
         identity=ME,
-        averager=SimpleNamespace(live=lambda: (*NEAR, FAR), fragments=[]),
+        averager=SimpleNamespace(live=lambda: (*NEAR, HERE.peer, FAR), fragments=[]),
         swarm=SimpleNamespace(
             roster=SimpleNamespace(crowded=crowded, neighbours=lambda: tuple(NEAR)),
             send=lambda peer, message: sent.append((peer, message)),
@@ -42,7 +44,7 @@ def test_in_a_mesh_all_are_told_and_nothing_is_passed_on() -> None:
     one, sent = relay(crowded=False)
     claims = fm.Claims(((0, 1),))
     one.say(claims)
-    assert sent == [(peer, claims) for peer in (*NEAR, FAR)]
+    assert sent == [(peer, claims) for peer in (*NEAR, HERE.peer, FAR)]
     sent.clear()
     one.hear(NEAR[0], fm.Told(b"x"), lambda sender, message: True)
     assert sent == []
@@ -55,7 +57,6 @@ def test_in_a_crowd_claims_go_signed_to_the_neighbours() -> None:
     message = sent[0][1]
     assert isinstance(message, fm.PeerClaims)
     assert (message.peer, message.units) == (ME.peer, ((0, 1),))
-    assert one.claims(message) == ""
     one.hear(NEAR[1], message, lambda sender, message: True)
     assert len(sent) == 3, "our own word that comes back is not passed on"
 
@@ -74,6 +75,14 @@ def test_what_was_found_good_goes_on_once_and_not_back() -> None:
     assert taken == [NEAR[1]]
     assert [peer for peer, _ in sent] == [NEAR[0], NEAR[2]]
     assert one.passed == 2
+
+
+def test_claims_count_when_their_maker_signed_them_and_is_here() -> None:
+    one, _ = relay(crowded=True)
+    claims = sign_claims([(0, 1)], clock.wall_ms(), RUN, HERE)
+    assert one.claims(claims) == ""
+    assert "not signed" in one.claims(msgspec.structs.replace(claims, units=((0, 2),)))
+    assert "not here" in one.claims(sign_claims([(0, 1)], clock.wall_ms(), RUN, MAKER))
 
 
 def test_what_is_refused_ends_here_and_may_come_again() -> None:
