@@ -136,7 +136,7 @@ def _perform(act: Play, result: Result, tick: Callable[[float], None]) -> None:
             result.violations += [Broken(what, _story(stage)) for what in _open(stage, open_then)]
         agreed |= {p for p in fragments if len(stage.heads(p)) == 1}
         if result.one_head_s < 0 and len(agreed) == len(fragments):
-            result.one_head_s = stage.now - scenario.seconds
+            result.one_head_s = round(stage.now - scenario.seconds, 6)  # a whole number of looks
     tick(1.0)
     hold = scenario.hold
     if stage.work is not None and hold.covered:
