@@ -46,7 +46,7 @@ from dugnad.averaging.events import (
     Timer,
 )
 from dugnad.averaging.follower import Follower
-from dugnad.averaging.formats import Checkpoint
+from dugnad.averaging.formats import Announce, Checkpoint, Witness, header_digest
 from dugnad.averaging.history import History, recall
 from dugnad.averaging.home import Home
 from dugnad.averaging.joiner import Joiner
@@ -181,6 +181,14 @@ class Exchange:
                 self.home.hand_over()
             case _:
                 assert_never(event)
+
+    def found_good(self, message: Announce | Witness) -> bool:
+        """Whether a commit or an ack that was just read is good: the lineage took it."""
+        lineage = self.view.lineage
+        if isinstance(message, Announce):
+            return lineage.get(header_digest(message.commit.header, lineage.rules.run)) is not None
+        node = lineage.get(message.ack.digest)
+        return node is not None and node.member(message.ack.peer)
 
     def _ordered(self, stopped: bool, banned: frozenset[PeerId]) -> None:
         self.view.stopped, self.view.banned = stopped, banned

@@ -9,12 +9,13 @@ peer. Where the sender is the maker (claims), a signed form takes the place of t
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Annotated, Final
 
 import msgspec
 
+from dugnad.dht.allowance import Allowance
 from dugnad.dht.ids import KEY_BYTES, PeerId, RunId
 from dugnad.dht.records import SIGNATURE_BYTES, Signer, Verifier, encode, framed
 
@@ -27,7 +28,6 @@ AGE_MS: Final = 120_000
 MAKER_MAX: Final = 32
 MAKER_S: Final = 60.0
 """Claims of one peer that are passed on in this time: it makes one when it runs out of units."""
-MAKERS_MAX: Final = 4096
 DOMAIN: Final = "claims/1"
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62) - 1)]
@@ -71,7 +71,7 @@ class Passing:
 
     def __init__(self) -> None:
         self._passed: OrderedDict[bytes, None] = OrderedDict()
-        self._makers: OrderedDict[PeerId, deque[float]] = OrderedDict()
+        self._claims = Allowance(MAKER_MAX, MAKER_S)
 
     def known(self, name: bytes) -> bool:
         """Whether a message was taken before."""
@@ -85,11 +85,4 @@ class Passing:
 
     def claims(self, peer: PeerId, now: float) -> bool:
         """Counts claims; whether their maker may make so many."""
-        recent = self._makers.setdefault(peer, deque(maxlen=MAKER_MAX))
-        self._makers.move_to_end(peer)
-        if len(self._makers) > MAKERS_MAX:
-            self._makers.popitem(last=False)
-        if len(recent) == MAKER_MAX and now - recent[0] < MAKER_S:
-            return False
-        recent.append(now)
-        return True
+        return self._claims.take(peer, now)

@@ -129,6 +129,10 @@ class Gone(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
 
 
+RUMOURS, GREET, TABLE, SYNC, FULL, SPARE = range(6)
+"""Kinds of `Talk`, named as the messages of `roster_rumours`."""
+
+
 class Talk(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """What neighbours in a crowd tell each other: rumours, tables, comparisons.
 
@@ -136,7 +140,7 @@ class Talk(msgspec.Struct, frozen=True, array_like=True, tag=10):
     order, 4 bytes; `members` is how many live members the sender knows, itself included.
     """
 
-    kind: Annotated[int, msgspec.Meta(ge=0, le=5)]
+    kind: Annotated[int, msgspec.Meta(ge=RUMOURS, le=SPARE)]
     members: Count
     number: Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)] = 0
     here: Annotated[bytes, msgspec.Meta(max_length=TALK_ROWS_MAX * TALK_ROW_BYTES)] = b""

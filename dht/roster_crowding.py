@@ -19,7 +19,7 @@ from typing import Final
 
 from dugnad.dht.advert import Advert
 from dugnad.dht.ids import PeerId
-from dugnad.dht.messages import Adverts, Gone, Talk, WantAdverts
+from dugnad.dht.messages import FULL, Adverts, Gone, Talk, WantAdverts
 from dugnad.dht.roster_crowdlife import CrowdLife
 from dugnad.dht.roster_events import Action, Note
 from dugnad.dht.roster_gossip import Gossip
@@ -109,7 +109,7 @@ class Crowding:
         config = self._own.config
         if config.links and talk.members > config.mesh_low:
             self._begin(now)
-        elif talk.kind == 4:  # it needs no stream with us: tried again later, as any peer
+        elif talk.kind == FULL:  # it needs no stream with us: tried again later, as any peer
             self._liveness.part(entry, "it has neighbours enough", now, again=True)
 
     def settle(self, now: float) -> None:

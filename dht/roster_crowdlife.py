@@ -17,7 +17,16 @@ import msgspec
 
 from dugnad.dht.advert import Advert
 from dugnad.dht.ids import PeerId
-from dugnad.dht.messages import Adverts, AdvertUpdate, Gone, Talk, WantAdverts, sign_gone
+from dugnad.dht.messages import (
+    RUMOURS,
+    TAG_BYTES,
+    Adverts,
+    AdvertUpdate,
+    Gone,
+    Talk,
+    WantAdverts,
+    sign_gone,
+)
 from dugnad.dht.roster_crowd import Crowd, Manner
 from dugnad.dht.roster_crowd_events import (
     Changed,
@@ -127,7 +136,7 @@ class CrowdLife:
         self.core.has_table = whole
         self.see_links(now, kept=True)
         for peer in sorted(fresh):
-            slot = self._slot(peer)
+            slot = self.members.slot(peer)
             if slot is not None and slot in self.core.links:
                 self._feed(Heard(slot, Rumours((rumour(slot, self._order(slot)),))), now)
 
@@ -149,7 +158,7 @@ class CrowdLife:
     ) -> str | None:
         """A message on an established stream; the fault for which to refuse its sender."""
         self.see_links(now)
-        slot = self._slot(entry.peer)
+        slot = self.members.slot(entry.peer)
         if slot is None or slot not in self.core.links:
             return None
         match message:
@@ -161,7 +170,7 @@ class CrowdLife:
             case Adverts(adverts):
                 asked = self._wants.answered(slot)
                 for advert in adverts:
-                    news = asked.get(advert.peer[:8], True)
+                    news = asked.get(advert.peer[:TAG_BYTES], True)
                     if (fault := self._proof(advert, entry.peer, slot, now, news=news)) is not None:
                         return fault
         return None
@@ -192,7 +201,7 @@ class CrowdLife:
         if not self._liveness.hears(heard, now, FRESH_S):
             return False
         if gone.incarnation == heard.incarnation:
-            self._send(heard, Talk(0, self._known(), 0, b"", (gone,)))
+            self._send(heard, Talk(RUMOURS, self._known(), 0, b"", (gone,)))
         return True
 
     def _proof(
@@ -254,7 +263,7 @@ class CrowdLife:
         own = self._own
         gone = sign_gone(own.peer, own.advert.incarnation, own.signer, own.config.run)
         for entry in self._table.listening():
-            self._send(entry, Talk(0, self._known(), 0, b"", (gone,)))
+            self._send(entry, Talk(RUMOURS, self._known(), 0, b"", (gone,)))
 
     # --- links
 
@@ -263,7 +272,7 @@ class CrowdLife:
         core = self.core
         linked: set[int] = set()
         for entry in list(self._table):
-            if entry.state is State.SUSPECT and (slot := self._slot(entry.peer)) is not None:
+            if entry.state is State.SUSPECT and (slot := self.members.slot(entry.peer)) is not None:
                 linked.add(slot)
             stream = entry.main() if entry.state is State.LIVE else None
             if stream is None or entry.advert is None:
@@ -315,10 +324,9 @@ class CrowdLife:
         """Dials of the core that ended."""
         for slot in sorted(self._dialling):
             entry = self._table.get(self.members.slots.peer(slot))
-            if entry is not None and (entry.dial_until is not None or entry.streams):
-                if not entry.established():
-                    continue
-                self._dialling.discard(slot)
+            if entry is not None and entry.dialled():
+                if entry.established():
+                    self._dialling.discard(slot)
                 continue
             self._dialling.discard(slot)
             self._feed(Unreached(slot), now)
@@ -347,7 +355,7 @@ class CrowdLife:
     def _see_confirms(self, now: float) -> None:
         for slot in sorted(self._confirming):
             entry = self._table.get(self.members.slots.peer(slot))
-            if entry is not None and (entry.dial_until is not None or entry.streams):
+            if entry is not None and entry.dialled():
                 if entry.established():
                     self._confirming.discard(slot)
                 continue
@@ -365,7 +373,7 @@ class CrowdLife:
     def _pass_on(self, now: float) -> None:
         """Adverts that peers of a mesh told us of."""
         for by, advert in self._gossip.take_heard():
-            slot = self._slot(by)
+            slot = self.members.slot(by)
             if slot is not None and slot in self.core.links:
                 self._proof(advert, by, slot, now)
 
@@ -438,14 +446,9 @@ class CrowdLife:
         self._sweep_at = now + SWEEP_S
         used = {*self.core.links, *self._dialling, *self._confirming}
         for slot in self.members.sweep(now, used):
-            if self.core is not None:
-                self.core.forget(slot)
+            self.core.forget(slot)
 
     # --- helpers
-
-    def _slot(self, peer: PeerId) -> int | None:
-        slot = self.members.slots.tagged(peer[:8])
-        return slot if slot is not None and self.members.slots.peer(slot) == peer else None
 
     def _order(self, slot: int) -> int:
         member = self.members.get(slot)

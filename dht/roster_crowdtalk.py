@@ -12,8 +12,19 @@ from collections.abc import Iterator
 from typing import Final
 
 from dugnad.dht.advert import Advert
-from dugnad.dht.ids import PeerId
-from dugnad.dht.messages import TAG_BYTES, TALK_GONE_MAX, Gone, Talk, gone_holds
+from dugnad.dht.messages import (
+    FULL,
+    GREET,
+    RUMOURS,
+    SPARE,
+    SYNC,
+    TABLE,
+    TAG_BYTES,
+    TALK_GONE_MAX,
+    Gone,
+    Talk,
+    gone_holds,
+)
 from dugnad.dht.roster_members import DOUBT_S, INCARNATION_MAX, Members
 from dugnad.dht.roster_own import Own
 from dugnad.dht.roster_rumours import (
@@ -31,7 +42,6 @@ from dugnad.dht.roster_rumours import (
 from dugnad.dht.roster_wants import Wants
 
 _ROW: Final = struct.Struct(f"!{TAG_BYTES}sI")
-_RUMOURS, _GREET, _TABLE, _SYNC, _FULL, _SPARE = range(6)
 
 
 class CrowdTalk:
@@ -48,15 +58,15 @@ class CrowdTalk:
         """The wire's messages for one of the core's; `known` live members, ourselves included."""
         match message:
             case Greet(order, wants_table):
-                yield Talk(_GREET, known, order & ~1 | wants_table)
+                yield Talk(GREET, known, order & ~1 | wants_table)
             case Full():
-                yield Talk(_FULL, known)
+                yield Talk(FULL, known)
             case Spare():
-                yield Talk(_SPARE, known)
+                yield Talk(SPARE, known)
             case TablePart(codes, last):
-                yield Talk(_TABLE, known, int(last), self._rows(codes))
+                yield Talk(TABLE, known, int(last), self._rows(codes))
             case Sync(codes):
-                yield Talk(_SYNC, known, 0, self._rows(codes))
+                yield Talk(SYNC, known, 0, self._rows(codes))
             case Rumours(codes):
                 yield from self._news(codes, known)
 
@@ -76,9 +86,9 @@ class CrowdTalk:
                 gone.append(member.gone)  # else it is back: newer word of it is queued behind
         here = self._rows(codes)
         if here or gone:
-            yield Talk(_RUMOURS, known, 0, here, tuple(gone[:TALK_GONE_MAX]))
+            yield Talk(RUMOURS, known, 0, here, tuple(gone[:TALK_GONE_MAX]))
         for at in range(TALK_GONE_MAX, len(gone), TALK_GONE_MAX):
-            yield Talk(_RUMOURS, known, 0, b"", tuple(gone[at : at + TALK_GONE_MAX]))
+            yield Talk(RUMOURS, known, 0, b"", tuple(gone[at : at + TALK_GONE_MAX]))
 
     def adverts(self, tags: list[bytes]) -> tuple[Advert, ...]:
         """What we have of the peers whose keys start so, ourselves included."""
@@ -104,7 +114,7 @@ class CrowdTalk:
         for tag, order in _ROW.iter_unpack(talk.here):
             if order & 1 or not order:
                 return "a live peer with the order of one that is gone"
-            code = self._here(tag, order, link, news=talk.kind != _TABLE)
+            code = self._here(tag, order, link, news=talk.kind != TABLE)
             if code is not None:
                 codes.append(code)
         for gone in talk.gone:
@@ -114,21 +124,17 @@ class CrowdTalk:
         return self._message(talk, link, tuple(codes))
 
     def _message(self, talk: Talk, link: int, codes: tuple[int, ...]) -> CrowdMessage:
-        match talk.kind:
-            case 0:
-                return Rumours(codes)
-            case 1:
-                member = self._members.get(link)
-                assert member is not None, "a neighbour proved itself in its hello"
-                return Greet(2 * member.advert.incarnation, bool(talk.number & 1))
-            case 2:
-                return TablePart(codes, bool(talk.number))
-            case 3:
-                return Sync(codes)
-            case 4:
-                return Full()
-            case _:
-                return Spare()
+        if talk.kind == GREET:
+            member = self._members.get(link)
+            assert member is not None, "a neighbour proved itself in its hello"
+            return Greet(2 * member.advert.incarnation, bool(talk.number & 1))
+        if talk.kind == TABLE:
+            return TablePart(codes, bool(talk.number))
+        if talk.kind == SYNC:
+            return Sync(codes)
+        if talk.kind == FULL:
+            return Full()
+        return Spare() if talk.kind == SPARE else Rumours(codes)
 
     def _here(self, tag: bytes, order: int, link: int, *, news: bool) -> int | None:
         slot = self._members.slots.tagged(tag)
@@ -162,7 +168,3 @@ class CrowdTalk:
         if not gone_holds(gone, self._own.config.run, self._own.verifier):
             return False
         return gone.by == gone.peer or self._members.may_accuse(gone.by, now)
-
-    def about(self, talk: Talk, peer: PeerId) -> Gone | None:
-        """What a message says of this peer's loss."""
-        return next((gone for gone in talk.gone if gone.peer == peer), None)

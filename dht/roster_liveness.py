@@ -137,7 +137,7 @@ class Liveness:
         """A dial, or a stream without a hello, led to nothing: the next try comes after a longer
         pause.
         """
-        if entry.dial_until is not None or entry.streams:
+        if entry.dialled():
             return  # another try is under way
         if entry.state in (State.LIVE, State.SUSPECT, State.LEFT):
             return  # reached meanwhile, or the verdict is due anyway
@@ -444,7 +444,7 @@ class Liveness:
 
     def _dial_soon(self, entry: Entry, at: float, now: float) -> None:
         """Dials at `at` if it may be dialled then, unless a dial is due earlier."""
-        if entry.dial_until is not None or entry.streams:
+        if entry.dialled():
             return
         if entry.dialled_at is not None:
             at = max(at, entry.dialled_at + DIAL_PAUSE_S)

@@ -13,7 +13,7 @@ from typing import Final
 
 from dugnad.dht.advert import Advert
 from dugnad.dht.ids import PeerId
-from dugnad.dht.messages import Gone
+from dugnad.dht.messages import TAG_BYTES, Gone
 from dugnad.dht.records import RecordError
 from dugnad.dht.roster_rumours import ORDER_MASK, Slots
 
@@ -73,8 +73,12 @@ class Members:
 
     def of(self, peer: PeerId) -> Member | None:
         """A peer, if it ever proved itself."""
-        slot = self.slots.tagged(peer[:8])
-        return self.get(slot) if slot is not None and self.slots.peer(slot) == peer else None
+        return self.get(self.slot(peer))
+
+    def slot(self, peer: PeerId) -> int | None:
+        """Where a peer is, if it has a place."""
+        slot = self.slots.tagged(peer[:TAG_BYTES])
+        return slot if slot is not None and self.slots.peer(slot) == peer else None
 
     def here(self) -> list[tuple[int, Member]]:
         """Members that nobody called gone."""

@@ -123,6 +123,10 @@ class Entry:
         """Whether there is any point in dialling it."""
         return bool(self.addresses) and (self.advert is None or self.advert.reachable != "outbound")
 
+    def dialled(self) -> bool:
+        """Whether a stream is open, or being opened."""
+        return self.dial_until is not None or bool(self.streams)
+
     def established(self) -> list[ControlStream]:
         """Streams whose hello was accepted, oldest first."""
         return [stream for stream in self.streams.values() if stream.established]

@@ -77,16 +77,12 @@ class CrowdRelay:
         match message:
             case fm.Announce(commit):
                 fragment = commit.header.fragment
-                digest, who = fm.header_digest(commit.header, self._daemon.run_id), None
             case fm.Witness(ack):
-                fragment, digest, who = ack.fragment, ack.digest, ack.peer
+                fragment = ack.fragment
             case _:
                 return False
         shells = self._daemon.averager.fragments
-        if not 0 <= fragment < len(shells):
-            return False
-        node = shells[fragment].core.view.lineage.get(digest)
-        return node is not None and (who is None or node.member(who))
+        return 0 <= fragment < len(shells) and shells[fragment].core.found_good(message)
 
     def claims(self, message: fm.PeerClaims) -> str:
         """Why claims that came along the links are not taken, or ''."""

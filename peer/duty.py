@@ -32,6 +32,13 @@ if TYPE_CHECKING:
     from dugnad.peer.daemon import Daemon
 
 
+def others_with(role: str, daemon: Daemon) -> list[PeerId]:
+    """Live peers whose adverts say that they do this."""
+    roster = daemon.swarm.roster
+    adverts = [] if roster is None else map(roster.advert, daemon.averager.live())
+    return [one.peer for one in adverts if one is not None and role in one.roles]
+
+
 class Duty:
     """The roles of one daemon. `decide` comes first, when the manifest is known."""
 

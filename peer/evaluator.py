@@ -4,7 +4,6 @@ learner, and spreads and collects the scores (`evaluation` is the core)."""
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -13,9 +12,11 @@ import numpy as np
 from dugnad.averaging import events as ev
 from dugnad.averaging.formats import SCORES_MAX, Scores
 from dugnad.averaging.tree import Vector
+from dugnad.dht.allowance import Allowance
 from dugnad.dht.ids import PeerId, name_of, peer_text
 from dugnad.dht.records import RecordError, verify_ed25519
 from dugnad.peer import clock
+from dugnad.peer.duty import others_with
 from dugnad.peer.evaluation import (
     Action,
     Drop,
@@ -65,7 +66,7 @@ class Evaluator:
         self.tokens = 0
         """Held-out tokens that this daemon scored since it started."""
         self._kept: dict[int, dict[int, Vector]] = {}
-        self._heard_at: dict[PeerId, deque[float]] = {}
+        self._heard = Allowance(RATE_SCORES, RATE_S)
 
     # -- what happens --------------------------------------------------------------------------
 
@@ -75,11 +76,9 @@ class Evaluator:
 
     def peers_changed(self) -> None:
         """Somebody came, went, or does something else now."""
-        daemon, roster = self.daemon, self.daemon.swarm.roster
-        adverts = [] if roster is None else map(roster.advert, daemon.averager.live())
-        found = [one.peer for one in adverts if one is not None and EVALUATE in one.roles]
-        if EVALUATE in daemon.duty.advertised():
-            found.append(daemon.identity.peer)
+        found = others_with(EVALUATE, self.daemon)
+        if EVALUATE in self.daemon.duty.advertised():
+            found.append(self.daemon.identity.peer)
         self.core.handle(Evaluators(tuple(sorted(found))))
 
     def met(self, peer: PeerId) -> None:
@@ -93,12 +92,10 @@ class Evaluator:
 
     def heard(self, sender: PeerId, message: Scores) -> bool:
         """Scores from a peer, its own or others'; whether all were taken."""
-        recent = self._heard_at.setdefault(sender, deque(maxlen=RATE_SCORES))
         now = clock.now()
         for row in message.rows:
-            if len(recent) == RATE_SCORES and now - recent[0] < RATE_S:
+            if not self._heard.take(sender, now):
                 return False
-            recent.append(now)
             try:
                 score = read_score(row, self.daemon.run_id, verify_ed25519)
             except RecordError as error:
@@ -109,7 +106,7 @@ class Evaluator:
 
     def gone(self, peer: PeerId) -> None:
         """A peer is lost or left."""
-        self._heard_at.pop(peer, None)
+        self._heard.forget(peer)
         self.peers_changed()
 
     # -- what is to be done --------------------------------------------------------------------

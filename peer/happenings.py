@@ -156,10 +156,9 @@ class Happenings:
             case fm.Claims(units):
                 self.daemon.units.handle(Claimed(sender, units), clock.now())
             case fm.PeerClaims(peer):
+                # of somebody who left, or is not known yet: no fault of who told it
                 if self.daemon.relay.claims(message):
-                    return (
-                        False  # of somebody who left, or is not known yet: its teller may be right
-                    )
+                    return False
                 self.daemon.units.handle(Claimed(peer, message.units), clock.now())
             case _:
                 return self._exchange(sender, message)

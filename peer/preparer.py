@@ -6,15 +6,16 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from dugnad.averaging.formats import PREPARED_MAX, Prepares
+from dugnad.dht.allowance import Allowance
 from dugnad.dht.ids import PeerId, name_of, peer_text
 from dugnad.dht.records import RecordError, verify_ed25519
 from dugnad.peer import clock
+from dugnad.peer.duty import others_with
 from dugnad.peer.keeping import keep, recall
 from dugnad.peer.preparation import (
     BATCHES_MAX,
@@ -65,7 +66,7 @@ class Preparer:
         """Tokens that this daemon prepared since it started."""
         self._text: int | None = None
         """The open file of the text."""
-        self._heard_at: dict[PeerId, deque[float]] = {}
+        self._heard = Allowance(RATE_ROWS, RATE_S)
         self._chance = random.Random(daemon.boot)
 
     @property
@@ -78,11 +79,9 @@ class Preparer:
 
     def peers_changed(self) -> None:
         """Somebody came, went, or does something else now."""
-        daemon, roster = self.daemon, self.daemon.swarm.roster
-        adverts = [] if roster is None else map(roster.advert, daemon.averager.live())
-        found = [one.peer for one in adverts if one is not None and PREPARE in one.roles]
-        if self.prepares and PREPARE in daemon.duty.advertised():
-            found.append(daemon.identity.peer)
+        found = others_with(PREPARE, self.daemon)
+        if self.prepares and PREPARE in self.daemon.duty.advertised():
+            found.append(self.daemon.identity.peer)
         self.core.handle(Preparers(tuple(sorted(found))))
 
     def met(self, peer: PeerId) -> None:
@@ -93,17 +92,15 @@ class Preparer:
 
     def gone(self, peer: PeerId) -> None:
         """A peer is lost or left."""
-        self._heard_at.pop(peer, None)
+        self._heard.forget(peer)
         self.peers_changed()
 
     def heard(self, sender: PeerId, message: Prepares) -> bool:
         """Statements from a peer, its own or others'; whether all were taken."""
-        recent = self._heard_at.setdefault(sender, deque(maxlen=RATE_ROWS))
         now = clock.now()
         for row in message.rows:
-            if len(recent) == RATE_ROWS and now - recent[0] < RATE_S:
+            if not self._heard.take(sender, now):
                 return False
-            recent.append(now)
             try:
                 said = read_prepared(row, self.daemon.run_id, verify_ed25519)
             except RecordError as error:

@@ -58,7 +58,8 @@ class Relay:
             stage.take(message.peer, sim, fm.Claims(message.units), p)
         else:
             stage.take(sender, sim, message, p)
-        if not good(sim, message, p):
+        core = sim.fragments[p].core
+        if isinstance(message, fm.Announce | fm.Witness) and not core.found_good(message):
             return
         self.of(sim).take(name)
         if stage.members is None:
@@ -75,19 +76,6 @@ class Relay:
 def spreads(message: fm.Message) -> bool:
     """Whether a message is meant for everybody."""
     return isinstance(message, fm.Announce | fm.Witness | fm.PeerClaims)
-
-
-def good(sim: SimPeer, message: fm.Message, p: int) -> bool:
-    """Whether a peer found a message good that it has just read."""
-    lineage = sim.fragments[p].core.view.lineage
-    match message:
-        case fm.Announce(commit):
-            return lineage.get(fm.header_digest(commit.header, RUN)) is not None
-        case fm.Witness(ack):
-            node = lineage.get(ack.digest)
-            return node is not None and node.member(ack.peer)
-        case _:
-            return True
 
 
 def _sealed(peer: PeerId, message: bytes, signature: bytes) -> bool:

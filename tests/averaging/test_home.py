@@ -325,7 +325,8 @@ def test_a_commit_lists_no_more_units_than_fit_oldest_base_first() -> None:
 # -- succession ------------------------------------------------------------------------------------
 
 
-def test_a_lost_home_is_skipped_and_its_heir_asks_first() -> None:
+def due_heir() -> tuple[Peer, PeerId]:
+    """The second in the order, when the merge is due and everything is there; and the home."""
     heir = at_place(1)
     first = heir.core.view.current_home()
     assert first is not None
@@ -333,6 +334,11 @@ def test_a_lost_home_is_skipped_and_its_heir_asks_first() -> None:
         arrive(heir, maker)
     heir.wait(INTERVAL_S)
     heir.hand_in()
+    return heir, first
+
+
+def test_a_lost_home_is_skipped_and_its_heir_asks_first() -> None:
+    heir, first = due_heir()
     actions = heir.tell(ev.PeerDown(first))
     assert heir.core.view.current_home() == heir.core.view.me
     (asked,) = only(actions, ev.Broadcast)
@@ -355,13 +361,7 @@ def test_an_heir_that_learns_of_a_commit_merges_nothing() -> None:
 
 
 def test_a_silent_home_is_passed_over_though_it_answers() -> None:
-    heir = at_place(1)
-    first = heir.core.view.current_home()
-    assert first is not None
-    for maker in others(heir):
-        arrive(heir, maker)
-    heir.wait(INTERVAL_S)
-    heir.hand_in()
+    heir, _ = due_heir()
     delay = heir.core.view.commit_delay.limit()
     assert not only(heir.wait(delay - 0.1), ev.Note)
     assert [note.kind for note in only(heir.wait(0.2), ev.Note)] == ["succession"]
@@ -370,13 +370,7 @@ def test_a_silent_home_is_passed_over_though_it_answers() -> None:
 
 
 def test_a_home_that_my_contribution_still_moves_to_is_not_passed_over() -> None:
-    heir = at_place(1)
-    first = heir.core.view.current_home()
-    assert first is not None
-    for maker in others(heir):
-        arrive(heir, maker)
-    heir.wait(INTERVAL_S)
-    heir.hand_in()
+    heir, first = due_heir()
     delay = heir.core.view.commit_delay.limit()
     for _ in range(4):
         assert not only(heir.wait(delay / 2), ev.Note)
@@ -387,13 +381,7 @@ def test_a_home_that_my_contribution_still_moves_to_is_not_passed_over() -> None
 
 
 def test_a_home_whose_commit_is_still_coming_in_is_not_passed_over_for_an_interval() -> None:
-    heir = at_place(1)
-    first = heir.core.view.current_home()
-    assert first is not None
-    for maker in others(heir):
-        arrive(heir, maker)
-    heir.wait(INTERVAL_S)
-    heir.hand_in()
+    heir, first = due_heir()
     view = heir.core.view
     inputs = [listing(contribution(maker, 2, 1)) for maker in others(heir)]
     record = commit(view.lineage, view.head, inputs, first, time_ms=view.wall_ms)

@@ -253,13 +253,18 @@ async def test_a_banned_peer_that_missed_the_word_finds_it_when_it_is_refused(
     daemon.orders.close()
 
 
+def banning(daemon: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ban is taken, and the word to the banned peer waits to be sent."""
+    monkeypatch.setattr("dugnad.peer.orderkeeper.TOLD_S", 0.0)
+    daemon.unsent = {BAD}
+    daemon.orders.take(signed(banned(NOTHING, BAD, "floods", 1)))
+
+
 async def test_streams_stay_open_while_the_word_to_a_banned_peer_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dugnad.peer.orderkeeper.TOLD_S", 0.0)
     daemon = Net(tmp_path).add(b"1")
-    daemon.unsent = {BAD}
-    daemon.orders.take(signed(banned(NOTHING, BAD, "floods", 1)))
+    banning(daemon, monkeypatch)
     await turns(5)
     assert daemon.roster.fed == []
     daemon.unsent = set()
@@ -271,10 +276,8 @@ async def test_streams_stay_open_while_the_word_to_a_banned_peer_waits(
 async def test_a_word_that_does_not_go_out_keeps_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dugnad.peer.orderkeeper.TOLD_S", 0.0)
     daemon = Net(tmp_path).add(b"1")
-    daemon.unsent = {BAD}
-    daemon.orders.take(signed(banned(NOTHING, BAD, "floods", 1)))
+    banning(daemon, monkeypatch)
     await turns(5 * TOLD_TRIES)
     assert daemon.roster.bans == (BAD,)
     daemon.orders.close()
