@@ -2,7 +2,8 @@
 PYTHON = .venv/bin/python
 BASE = $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c 'import ensurepip, venv' 2>&- && echo $$p && break; done)
 # Two files of tests at a time: the slow ones wait for processes more than they compute.
-PYTEST = $(PYTHON) -P -m pytest -n 2 --dist loadfile
+# They keep the order of tests/conftest.py.
+PYTEST = $(PYTHON) -P -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 READY := $(if $(filter .venv/bin/python,$(PYTHON)),.venv/complete)
 
 .PHONY: venv demo test check lint fast format bench links clean

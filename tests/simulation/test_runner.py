@@ -69,8 +69,8 @@ def test_what_was_broken_with_real_rosters_stays_mended(name: str, seed: int) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.parametrize("seed", [2, FRESH])
-def test_a_scenario_holds_for_more_seeds(name: str, seed: int) -> None:
+@pytest.mark.parametrize("seed", [FRESH])
+def test_a_scenario_holds_for_a_fresh_seed(name: str, seed: int) -> None:
     assert what(run(name, seed)) == []
 
 
