@@ -270,8 +270,7 @@ class Follower:
         """The anchors after a commit are here."""
         self.joiner.obtained(digest)
         self.view.held.add(digest)
-        if self.view.getting == digest:
-            self.view.getting = None
+        self._fetched(digest)
         self.failed.pop(digest, None)
         self._drop_states(below=False)
         self.dirty = True
@@ -279,8 +278,7 @@ class Follower:
     def obtain_failed(self, event: ObtainFailed) -> None:
         """Nobody served it, or it is not what its header says."""
         self.joiner.obtain_failed(event)
-        if self.view.getting == event.digest:
-            self.view.getting = None
+        self._fetched(event.digest)
         if event.waited:
             pass  # the newest is chosen anew, at once
         elif event.lied:
@@ -290,6 +288,12 @@ class Follower:
             wait = min(BACKOFF_FIRST_S * 2 ** min(tries - 1, 8), BACKOFF_MAX_S)
             self.failed[event.digest] = (self.view.now + wait, tries)
         self.dirty = True
+
+    def _fetched(self, digest: bytes) -> None:
+        """A fetch is over, one way or the other."""
+        view = self.view
+        view.getting = None if view.getting == digest else view.getting
+        view.getting_whole = None if view.getting_whole == digest else view.getting_whole
 
     def act(self) -> bool:
         """Adopt what can be adopted, fetch what is missing; True when the head changed."""
@@ -334,6 +338,9 @@ class Follower:
         return path, False
 
     def _get(self) -> None:
+        """Fetch what leads to the best tip that can be had. Whole anchors may take long, or be with
+        nobody any more: a payload that builds on what is held does not wait for them.
+        """
         view = self.view
         alone = lone(view)
         for tip in sorted(self._tips(), key=lambda t: alone and not witnessed(view, t)):
@@ -343,8 +350,12 @@ class Follower:
             if not path:
                 continue
             whole = not based or len(path) > CATCH_UP_MAX
+            coming = view.getting_whole
+            if coming is not None and (whole or any(node.digest == coming for node in path)):
+                continue
             tries = self.failed.get(path[-1].digest, (0.0, 0))[1]
-            if not whole and tries >= WHOLE_AFTER and tries % 2 == 0 and self._obtain(path, alone):
+            gone = not whole and tries >= WHOLE_AFTER and tries % 2 == 0
+            if gone and coming is None and self._obtain(path, alone):
                 return
             if self._obtain(path, alone) if whole else self._obtain(path[-1:], alone, whole=False):
                 return
@@ -358,8 +369,11 @@ class Follower:
             if whole and not alone and not witnessed(view, node):
                 continue
             if sources := view.sources(node):
-                self.view.getting = node.digest
-                self.view.first_try = node.digest not in self.failed
+                if whole:
+                    view.getting_whole = node.digest
+                else:
+                    view.getting = node.digest
+                view.first_try = node.digest not in self.failed
                 view.out.append(Obtain(node.digest, node.record.header, sources, whole))
                 return True
         return False

@@ -310,11 +310,10 @@ class Home:
         is slow. A fetch that gets nowhere ends by itself; one that takes an interval is no use.
         """
         view = self.view
-        if view.getting is None or not view.first_try:
+        if not view.first_try or view.now >= view.due_at + view.interval_s:
             return False
-        node = view.lineage.get(view.getting)
-        in_time = view.now < view.due_at + view.interval_s
-        return in_time and node is not None and view.lineage.is_ancestor(view.head, node)
+        nodes = (view.lineage.get(one) for one in (view.getting, view.getting_whole) if one)
+        return any(node is not None and view.lineage.is_ancestor(view.head, node) for node in nodes)
 
     def moves(self, peer: PeerId) -> None:
         """My contribution to ``peer`` is on its way and moving: a home on a slow line has not

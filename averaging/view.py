@@ -62,9 +62,11 @@ class View:
     held: set[bytes] = field(default_factory=set)
     """Commits whose anchors the shell holds."""
     getting: bytes | None = None
-    """The commit whose payload or anchors are being fetched ..."""
+    """The commit whose payload is being fetched ..."""
+    getting_whole: bytes | None = None
+    """... the one whose anchors are ..."""
     first_try: bool = True
-    """... and whether nobody has failed to serve it yet."""
+    """... and whether nobody has failed to serve the newer of the two yet."""
     joining: bytes | None = None
     """The other side's head that a join may need the anchors of."""
     holders: dict[bytes, dict[PeerId, None]] = field(default_factory=dict)

@@ -254,6 +254,36 @@ def test_far_behind_it_takes_whole_anchors_of_the_newest_witnessed(peer: Peer) -
     assert [(one.digest, one.whole) for one in found] == [(nodes[-2].digest, True)]
 
 
+def test_a_payload_on_what_is_held_does_not_wait_for_anchors_that_nobody_may_have(
+    peer: Peer,
+) -> None:
+    head, made = peer.core.head, list[fm.CommitRecord]()
+    node = head
+    for _ in range(CATCH_UP_MAX + 2):
+        inputs = [listing(contribution(m, node.version + 1, node.version)) for m in (A, B, C)]
+        made.append(commit(peer.core.view.lineage, node, inputs, A))
+        peer.tell(ev.ObtainFailed(named(made[0]), "no answer"))
+        peer.tell(ev.CommitIn(A, made[-1]))
+        found = peer.core.view.lineage.get(named(made[-1]))
+        assert found is not None
+        node = found
+    peer.tell(ev.ObtainFailed(named(made[0]), "no answer"))
+    (far,) = only(peer.tell(ev.AckIn(ack(B, made[-1]))), ev.Obtain)
+    assert (far.digest, far.whole) == (named(made[-1]), True)
+    rival = commit(
+        peer.core.view.lineage,
+        head,
+        [listing(contribution(m, head.version + 1, head.version)) for m in (A, B)],
+        B,
+    )
+    (near,) = only(peer.tell(ev.CommitIn(B, rival)), ev.Obtain)
+    assert (near.digest, near.whole) == (named(rival), False)
+    assert not only(peer.tell(ev.AckIn(ack(C, made[-1]))), ev.Obtain)  # each is asked for once
+    peer.tell(ev.AckIn(ack(A, rival)))
+    (taken,) = only(peer.tell(ev.Obtained(named(rival))), ev.Adopt)
+    assert taken.digest == named(rival)
+
+
 def test_an_unknown_parent_is_asked_for_once_in_a_while() -> None:
     nodes = chain(Lineage(RULES), [A, B, C], 3)
     peer = Peer(D, [A], learner=False)
