@@ -12,6 +12,8 @@ SILENCE_MIN_S: Final = 3.0
 SILENCE_MAX_S: Final = 10.0
 # Guess, to be measured: eight deviations above the usual gap.
 SILENCE_SPREADS: Final = 8.0
+# Guess: on lines with a heavy tail the spread of usual gaps says little about the longest.
+SILENCE_LONGEST: Final = 1.5
 HEARTBEAT_S: Final = 1.0
 
 _GAPS_KEPT: Final = 32  # half a minute: follows a machine that becomes busy
@@ -73,9 +75,9 @@ class Heartbeat:
         if len(self._gaps) >= _GAPS_NEEDED:
             usual = statistics.median(self._gaps)
             spread = statistics.median(abs(gap - usual) for gap in self._gaps)
-            self.silence_s = min(
-                SILENCE_MAX_S, max(SILENCE_MIN_S, usual + SILENCE_SPREADS * spread)
-            )
+            longest = SILENCE_LONGEST * max(self._gaps)
+            silence = max(usual + SILENCE_SPREADS * spread, longest, SILENCE_MIN_S)
+            self.silence_s = min(SILENCE_MAX_S, silence)
 
     def paused(self) -> None:
         """The stream was renewed, or we ourselves stood still: the next gap says nothing."""

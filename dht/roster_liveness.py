@@ -34,11 +34,15 @@ from dugnad.dht.roster_table import Entry, State, Table
 
 REDIAL_S: Final = 0.3
 """A suspect has this long to be reached again (DESIGN.md section 6)."""
+REDIAL_TRIPS: Final = 4.0
+REDIAL_MAX_S: Final = 2.0
+"""Where its usual round trip is longer than 75 ms it has so many of them, within bounds: a dial
+takes two to four, and on such a line nobody would ever be reached again in time."""
 VOUCH_S: Final = 0.15
 """Others have this long to say that they hear it: a round trip on most lines. 0.45 s from end to
 loss.
 """
-VOUCH_MAX_S: Final = 0.6
+VOUCH_MAX_S: Final = 1.0
 VOUCH_TRIPS: Final = 1.5
 """Where usual round trips are longer than 0.1 s the wait grows with them, within bounds."""
 DIAL_S: Final = 10.0
@@ -123,10 +127,11 @@ class Liveness:
         if entry.state is not State.LIVE:
             return
         entry.enter(State.SUSPECT, reason, now)
-        entry.verdict_at = max(now + REDIAL_S, self._grace_until)
+        redial_s = _redial_s(entry)
+        entry.verdict_at = max(now + redial_s, self._grace_until)
         self.note("suspect", reason, entry.peer)
         if entry.can_dial:
-            self._dial(entry, REDIAL_S, now)
+            self._dial(entry, redial_s, now)
 
     def dial_failed(self, entry: Entry, reason: str, now: float) -> None:
         """A dial led to nothing."""
@@ -482,3 +487,8 @@ class Liveness:
             return
         entry.retry_s = min(RETRY_MAX_S, entry.retry_s * 2 or RETRY_FIRST_S)
         entry.retry_at = now + entry.retry_s * (1 + RETRY_JITTER * self._rng.random())
+
+
+def _redial_s(entry: Entry) -> float:
+    """How long a suspect has to be reached again."""
+    return min(REDIAL_MAX_S, max(REDIAL_S, REDIAL_TRIPS * (entry.heartbeat.rtt_s or 0.0)))

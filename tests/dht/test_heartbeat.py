@@ -2,7 +2,7 @@
 
 import pytest
 
-from dugnad.dht.heartbeat import SILENCE_MAX_S, SILENCE_MIN_S, Heartbeat
+from dugnad.dht.heartbeat import SILENCE_LONGEST, SILENCE_MAX_S, SILENCE_MIN_S, Heartbeat
 
 
 def test_regular_heartbeats_keep_the_shortest_silence() -> None:
@@ -22,6 +22,18 @@ def test_irregular_heartbeats_allow_longer_silence_up_to_the_bound() -> None:
         now += 1.0 if number % 2 else 9.0
         heartbeat.beat(now)
     assert heartbeat.silence_s == SILENCE_MAX_S
+
+
+def test_one_long_gap_among_many_short_ones_may_come_again_for_half_a_minute() -> None:
+    heartbeat, now = Heartbeat(), 0.0
+    for number in range(20):
+        now += 2.8 if number == 10 else 1.0
+        heartbeat.beat(now)
+    assert heartbeat.silence_s == pytest.approx(2.8 * SILENCE_LONGEST)
+    for _ in range(40):
+        now += 1.0
+        heartbeat.beat(now)
+    assert heartbeat.silence_s == SILENCE_MIN_S
 
 
 def test_a_pause_of_our_own_is_not_taken_for_a_gap() -> None:

@@ -25,6 +25,7 @@ from dugnad.dht.roster_events import (
     SelfSuspect,
     Timer,
 )
+from dugnad.dht.roster_liveness import REDIAL_MAX_S
 
 from .roster_cases import ME, SEEDS, connect, hello_of, lone_roster, losses, only  # noqa: TID252  the tests are no installed package
 from .roster_world import (  # noqa: TID252  the world is no installed package
@@ -208,6 +209,18 @@ def test_on_another_continent_a_cut_stream_loses_nobody_though_the_redial_is_too
         world.run(10.0)
         assert not losses(world)
         assert world.streams_between(0, 1) == 1
+
+
+def test_on_a_slow_line_a_suspect_has_as_long_to_be_reached_as_a_dial_there_takes() -> None:
+    for seed in SEEDS:  # only the two are there: nobody else's word can help
+        world = mesh(seed, 2, latency_s=0.15)
+        world.run(5.0)
+        world.cut_streams(0, 1)
+        world.run(10.0)
+        assert not losses(world)
+        world.kill(1)
+        world.run(REDIAL_MAX_S + 0.5)
+        assert losses(world) == losses(world, of=1) != []
 
 
 def test_a_line_that_works_one_way_only_does_not_lose_a_peer_that_others_hear() -> None:
