@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from dugnad.simulation.settings import Weather
@@ -19,6 +19,8 @@ LATENCY_MAX_FACTOR: Final = 20.0
 """A message takes at most so many medians: a log-normal tail has no end, a connection has."""
 REORDER_TRIPS: Final = 4.0
 """A message held back is overtaken by everything of the next so many medians."""
+GAPS_MAX: Final = 64
+"""Gaps of a line that are remembered: each is before a message that is under way."""
 
 
 class Link(random.Random):
@@ -57,10 +59,30 @@ class Line:
     free_at: float = 0.0
     longest_wait_s: float = 0.0
     """The longest that a message waited for those before it."""
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    """Times before ``free_at`` in which nothing comes yet, earliest first."""
 
-    def passes(self, size: int, rate: float, now: float) -> float:
-        """Seconds until ``size`` bytes that come ``now`` are through at ``rate`` bytes a second."""
-        begin = max(now, self.free_at)
-        self.longest_wait_s = max(self.longest_wait_s, begin - now)
-        self.free_at = begin + size / rate
-        return self.free_at - now
+    def passes(self, size: int, rate: float, at: float, now: float) -> float:
+        """Seconds until ``size`` bytes that come at ``at`` are through at ``rate`` bytes a second.
+
+        Said at ``now``, when they are sent: what is sent later may come before them, and passes in
+        a gap. One message that is under way for long holds up nobody else's.
+        """
+        taken = size / rate
+        begin = self._begin(at, taken, now)
+        self.longest_wait_s = max(self.longest_wait_s, begin - at)
+        return begin + taken - at
+
+    def _begin(self, at: float, taken: float, now: float) -> float:
+        self.gaps = [gap for gap in self.gaps[-GAPS_MAX:] if gap[1] > now]
+        for index, (low, high) in enumerate(self.gaps):
+            begin = max(low, at)
+            if begin + taken <= high:
+                rest = ((low, begin), (begin + taken, high))
+                self.gaps[index : index + 1] = [one for one in rest if one[0] < one[1]]
+                return begin
+        begin = max(at, self.free_at)
+        if begin > max(self.free_at, now):
+            self.gaps.append((self.free_at, begin))
+        self.free_at = begin + taken
+        return begin

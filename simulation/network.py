@@ -59,11 +59,12 @@ class Network:
         weather, now = self.weather, self._clock()
         taken = way = trips * link.trip(weather)
         if size and weather.up_bytes_s:
-            taken += self.up.setdefault(link.source, Line()).passes(size, weather.up_bytes_s, now)
+            line = self.up.setdefault(link.source, Line())
+            taken += line.passes(size, weather.up_bytes_s, now, now)
         if size and weather.down_bytes_s:
             there = now + taken
             line = self.down.setdefault(link.target, Line())
-            taken += line.passes(size, weather.down_bytes_s, there)
+            taken += line.passes(size, weather.down_bytes_s, there, now)
         if size:
             self.line_s = taken - way
         return taken

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from dugnad.averaging import events as ev
-from dugnad.simulation.links import LATENCY_MAX_FACTOR, Line, Link
+from dugnad.simulation.links import GAPS_MAX, LATENCY_MAX_FACTOR, Line, Link
 from dugnad.simulation.network import Network
 from dugnad.simulation.people import peer_of
 from dugnad.simulation.play import Play
@@ -58,10 +58,30 @@ def test_a_held_back_message_is_overtaken() -> None:
 
 def test_a_message_waits_until_the_bytes_before_it_are_through() -> None:
     line = Line()
-    assert line.passes(1000, 1000.0, 5.0) == pytest.approx(1.0)
-    assert line.passes(500, 1000.0, 5.0) == pytest.approx(1.5)
+    assert line.passes(1000, 1000.0, 5.0, 5.0) == pytest.approx(1.0)
+    assert line.passes(500, 1000.0, 5.0, 5.0) == pytest.approx(1.5)
     assert line.longest_wait_s == pytest.approx(1.0)
-    assert line.passes(500, 1000.0, 9.0) == pytest.approx(0.5)
+    assert line.passes(500, 1000.0, 9.0, 9.0) == pytest.approx(0.5)
+
+
+def test_a_message_that_is_under_way_for_long_holds_up_nobody_elses() -> None:
+    line = Line()
+    assert line.passes(1000, 1000.0, 8.0, 0.0) == pytest.approx(1.0)  # sent first, there last
+    assert line.passes(1000, 1000.0, 0.5, 0.1) == pytest.approx(1.0)
+    assert line.passes(500, 1000.0, 1.0, 0.2) == pytest.approx(1.0)  # behind the second
+    assert line.passes(1000, 1000.0, 7.5, 0.3) == pytest.approx(2.5)  # the first begins at 8
+    assert line.passes(1000, 1000.0, 6.5, 0.4) == pytest.approx(1.0)
+    assert line.longest_wait_s == pytest.approx(1.5)
+
+
+def test_gaps_of_the_past_are_forgotten_and_the_rest_has_a_bound() -> None:
+    line = Line()
+    for n in range(2 * GAPS_MAX):
+        line.passes(100, 1000.0, float(n), float(n) - 0.5)
+    assert len(line.gaps) <= 2
+    for n in range(2 * GAPS_MAX):
+        line.passes(100, 1000.0, 1000.0 + n, 500.0)
+    assert len(line.gaps) <= GAPS_MAX + 1
 
 
 def test_all_that_a_host_sends_shares_its_uplink_and_no_other() -> None:
