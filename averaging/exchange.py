@@ -229,7 +229,10 @@ class Exchange:
             return True
         before = len(self.view.out)
         self.contributor.act()
+        home = self.view.current_home()
         self.home.act()
+        if self.view.current_home() != home:
+            self.contributor.act()  # what is open goes to the next one at once
         return len(self.view.out) > before and self.follower.dirty
 
     def _next_deadline(self) -> float | None:

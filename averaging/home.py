@@ -304,6 +304,10 @@ class Home:
         elif home != view.me:
             view.passed.add(home)
             view.note("succession", "a home has not committed in time and is passed over")
+        elif (self.merging is not None or self.signing) and any(view.live.values()):
+            # the others pass me over now: what I hold of my own goes to whoever they turn to
+            view.passed.add(home)
+            view.note("succession", "my own merge is late: my work goes to the next home, too")
 
     def _comes(self) -> bool:
         """Whether a commit on top of the head is being fetched: its home has not failed, its line
@@ -333,6 +337,7 @@ class Home:
         """The numbers are there: write the header and have it promised and signed."""
         view = self.view
         self.merging = None
+        view.passed.discard(view.me)
         for key, reason in event.bad:
             if self.inbox.pop(key, None) is not None:
                 self._revision += 1

@@ -424,6 +424,46 @@ def test_a_home_may_take_as_long_as_it_may_wait_for_contributions() -> None:
     assert home.patience() > 20.0
 
 
+def test_a_home_whose_merge_hangs_hands_its_own_work_to_its_heir() -> None:
+    home = at_place(0)
+    heir = home.core.view.succession()[1]
+    for maker in others(home):
+        arrive(home, maker)
+    home.wait(INTERVAL_S)
+    home.hand_in()
+    assert home.core.home.merging is not None
+    patience = home.core.home.patience()
+    assert not only(home.wait(patience - 0.2), ev.SendContribution)
+    assert [one.to for one in only(home.wait(0.3), ev.SendContribution)] == [heir]
+    inputs = [listing(contribution(maker, 2, 1)) for maker in others(home)]
+    assert only(home.tell(merged(home.core.head, inputs)), ev.Sign), "late is better than never"
+
+
+def test_a_merge_that_failed_late_is_tried_again_by_the_home_itself() -> None:
+    home = at_place(0)
+    for maker in others(home):
+        arrive(home, maker)
+    home.wait(INTERVAL_S)
+    home.hand_in()
+    home.wait(home.core.home.patience() + 0.1)
+    failed = ev.Merged(home.core.head.digest, (), "int8", b"", 0, b"", b"")
+    home.tell(failed)
+    assert home.core.view.current_home() == home.core.view.me
+
+
+def test_what_was_sent_to_a_home_that_is_passed_over_goes_to_its_heir_at_once() -> None:
+    peer = at_place(3)
+    peer.wait(INTERVAL_S)
+    peer.hand_in()
+    order = peer.core.view.succession()
+    assert [one.to for one in only(peer.actions, ev.SendContribution)] == [order[0]]
+    assert peer.core.home.pass_at is not None
+    actions = peer.tell(ev.Timer(), after=peer.core.home.pass_at - peer.now)
+    kinds = [type(one) for one in actions if isinstance(one, ev.Note | ev.SendContribution)]
+    assert kinds == [ev.Note, ev.SendContribution]
+    assert only(actions, ev.SendContribution)[0].to == order[1]
+
+
 def test_with_nothing_to_merge_nobody_is_passed_over() -> None:
     heir = at_place(1, learner=False)
     assert not only(heir.wait(60.0), ev.Note)
