@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Annotated, Final
 
 import msgspec
@@ -83,6 +83,30 @@ class Passing:
         if len(self._passed) > PASSED_MAX:
             self._passed.popitem(last=False)
 
-    def claims(self, peer: PeerId, now: float) -> bool:
-        """Counts claims; whether their maker may make so many."""
-        return self._claims.take(peer, now)
+    def heard(self, message: msgspec.Struct, take: Callable[[], bool]) -> bool:
+        """Whether a message goes on: it is new, and ``take`` finds it good. What is not found good
+        is not remembered: what it lacked (a parent, a member) may come."""
+        name = name_of_message(message)
+        if self.known(name) or not take():
+            return False
+        self.take(name)
+        return True
+
+    def claims(
+        self,
+        claims: PeerClaims,
+        here: Collection[PeerId],
+        verify: Verifier,
+        run: RunId,
+        *,
+        wall_ms: int,
+        now: float,
+    ) -> str:
+        """Counts claims that came along the links; why they are not taken, or ''. The cheapest
+        first, and only claims that are signed use up their maker's allowance."""
+        if claims.peer not in here:
+            return "claims of somebody who is not here"
+        fault = claims_fault(claims, wall_ms, run, verify)
+        if not fault and not self._claims.take(claims.peer, now):
+            fault = "its maker claims too often"
+        return fault

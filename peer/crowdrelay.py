@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from dugnad.averaging import formats as fm
-from dugnad.averaging.passing import Passing, claims_fault, name_of_message, sign_claims
+from dugnad.averaging.passing import Passing, name_of_message, sign_claims
 from dugnad.dht.ids import PeerId
 from dugnad.dht.records import verify_ed25519
 from dugnad.peer import clock
@@ -63,10 +63,8 @@ class CrowdRelay:
         if not self.crowded or not isinstance(message, SPREAD):
             take(sender, message)
             return
-        name = name_of_message(message)
-        if self._passing.known(name) or not take(sender, message):
+        if not self._passing.heard(message, lambda: take(sender, message)):
             return
-        self._passing.take(name)
         for peer in self.near(self._daemon.averager.live()):
             if peer != sender:
                 self.passed += 1
@@ -86,9 +84,11 @@ class CrowdRelay:
 
     def claims(self, message: fm.PeerClaims) -> str:
         """Why claims that came along the links are not taken, or ''."""
-        if message.peer not in self._daemon.averager.live():
-            return "claims of somebody who is not here"
-        fault = claims_fault(message, clock.wall_ms(), self._daemon.run_id, verify_ed25519)
-        if not fault and not self._passing.claims(message.peer, clock.now()):
-            fault = "its maker claims too often"
-        return fault
+        return self._passing.claims(
+            message,
+            self._daemon.averager.live(),
+            verify_ed25519,
+            self._daemon.run_id,
+            wall_ms=clock.wall_ms(),
+            now=clock.now(),
+        )

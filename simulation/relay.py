@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dugnad.averaging import formats as fm
-from dugnad.averaging.passing import Passing, claims_fault, name_of_message, sign_claims
+from dugnad.averaging.passing import Passing, name_of_message, sign_claims
 from dugnad.dht.ids import PeerId
 from dugnad.simulation.people import SimPeer, SimSigner, seal
 from dugnad.simulation.settings import RUN, WALL_START_S
@@ -46,28 +46,30 @@ class Relay:
         self.stage.later(wait, partial(self._take, sim, sender, message, p))
 
     def _take(self, sim: SimPeer, sender: PeerId, message: fm.Message, p: int) -> None:
-        stage, name = self.stage, name_of_message(message)
-        if not sim.alive or stage.peers[sim.peer] is not sim or self.of(sim).known(name):
+        stage = self.stage
+        if not sim.alive or stage.peers[sim.peer] is not sim:
             return
-        if isinstance(message, fm.PeerClaims):
-            here = message.peer in sim.live
-            if not here or claims_fault(message, self._wall_ms(), RUN, _sealed):
-                return
-            if not self.of(sim).claims(message.peer, stage.now):
-                return
-            stage.take(message.peer, sim, fm.Claims(message.units), p)
-        else:
-            stage.take(sender, sim, message, p)
-        core = sim.fragments[p].core
-        if isinstance(message, fm.Announce | fm.Witness) and not core.found_good(message):
+        if not self.of(sim).heard(message, partial(self._good, sim, sender, message, p)):
             return
-        self.of(sim).take(name)
         if stage.members is None:
             return
         for peer in stage.members.near(sim):
             if peer != sender:
                 self.passed += 1
                 stage.send_one(sim, peer, message, p)
+
+    def _good(self, sim: SimPeer, sender: PeerId, message: fm.Message, p: int) -> bool:
+        """Read a message; whether it is found good."""
+        stage = self.stage
+        if isinstance(message, fm.PeerClaims):
+            wall_ms, judge = self._wall_ms(), self.of(sim).claims
+            if judge(message, sim.live, _sealed, RUN, wall_ms=wall_ms, now=stage.now):
+                return False
+            stage.take(message.peer, sim, fm.Claims(message.units), p)
+            return True
+        stage.take(sender, sim, message, p)
+        core = sim.fragments[p].core
+        return not isinstance(message, fm.Announce | fm.Witness) or core.found_good(message)
 
     def _wall_ms(self) -> int:
         return round((WALL_START_S + self.stage.now) * 1000)

@@ -14,11 +14,12 @@ from dugnad.averaging.passing import (
     sign_claims,
 )
 from dugnad.dht.identity import Identity
-from dugnad.dht.ids import PeerId, RunId
+from dugnad.dht.ids import RunId
 from dugnad.dht.records import encode, verify_ed25519
 
 RUN = RunId(b"r" * 32)
 ME = Identity.ephemeral(b"\x01" * 32)
+OTHER = Identity.ephemeral(b"\x02" * 32)
 NOW = 1_800_000_000_000
 
 
@@ -48,9 +49,40 @@ def test_a_message_is_known_once_it_was_taken_and_the_memory_has_an_end() -> Non
     assert not passing.known(name)
 
 
+def judged(passing: Passing, seconds: float, *, by: Identity = ME, units: int = 0) -> str:
+    """The verdict on claims that were made and came ``seconds`` after NOW."""
+    wall_ms = NOW + round(1000 * seconds)
+    claims = sign_claims([(0, units)], wall_ms, RUN, by)
+    here = (ME.peer, OTHER.peer)
+    return passing.claims(claims, here, verify_ed25519, RUN, wall_ms=wall_ms, now=seconds)
+
+
 def test_of_one_maker_only_so_many_claims_are_taken_in_a_minute() -> None:
-    passing, maker = Passing(), PeerId(b"p" * 32)
-    assert all(passing.claims(maker, float(n)) for n in range(MAKER_MAX))
-    assert not passing.claims(maker, MAKER_S - 1)
-    assert passing.claims(maker, MAKER_S)
-    assert passing.claims(PeerId(b"q" * 32), MAKER_S - 1)
+    passing = Passing()
+    assert not any(judged(passing, float(n)) for n in range(MAKER_MAX))
+    assert "too often" in judged(passing, MAKER_S - 1)
+    assert not judged(passing, MAKER_S)
+    assert not judged(passing, MAKER_S - 1, by=OTHER)
+    assert "not here" in judged(passing, 0.0, by=Identity.ephemeral(b"\x03" * 32))
+
+
+def test_forged_claims_use_up_nobodys_allowance() -> None:
+    passing = Passing()
+    forged = msgspec.structs.replace(sign_claims([(0, 1)], NOW, RUN, OTHER), peer=ME.peer)
+    for _ in range(2 * MAKER_MAX):
+        fault = passing.claims(forged, (ME.peer,), verify_ed25519, RUN, wall_ms=NOW, now=0.0)
+        assert "not signed" in fault
+    assert not judged(passing, 0.0)
+
+
+def test_a_message_goes_on_once_and_only_when_it_is_found_good() -> None:
+    passing, message, asked = Passing(), Claims(((0, 1),)), list[bool]()
+
+    def take(good: bool) -> bool:
+        asked.append(good)
+        return good
+
+    assert not passing.heard(message, lambda: take(False))
+    assert passing.heard(message, lambda: take(True))
+    assert not passing.heard(message, lambda: take(True))
+    assert asked == [False, True]
