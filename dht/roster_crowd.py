@@ -410,8 +410,8 @@ class Crowd:
                 was, is_here = before != 0 and not before & 1, not order & 1
                 self._view.count += is_here - was
                 fresh[slot] = code
-            if queue and queue.get(slot, 0) <= code:
-                queue.pop(slot, None)  # the neighbour knows
+            if queue and (held := queue.get(slot)) is not None and held <= code:
+                del queue[slot]  # the neighbour knows
         if fresh:
             known = tuple(fresh.values())
             self._out.append(Changed(known))

@@ -343,7 +343,9 @@ def simulate(
         str, typer.Argument(metavar="SCENARIO", help="A name, a TOML file, or all.")
     ] = "all",
     *,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, one run each.")] = 10,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="How many seeds, one run each: 10, or a crowd's 1.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     replay: Annotated[bool, typer.Option("--replay", help="One seed, with its story.")] = False,
     json_file: Annotated[

@@ -14,7 +14,6 @@ from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from dugnad.simulation.chart import chart
 from dugnad.simulation.crowdcommand import play_crowds
@@ -25,6 +24,7 @@ from dugnad.simulation.report import (
     Series,
     account,
     as_json,
+    as_table,
     row,
 )
 from dugnad.simulation.runner import Result, play
@@ -34,6 +34,7 @@ ALL: Final = "all"
 EXIT_OK: Final = 0
 EXIT_BROKEN: Final = 1
 EXIT_BAD_INPUT: Final = 2
+SEEDS: Final = 10
 SEEDS_MAX: Final = 1_000_000
 
 
@@ -42,7 +43,8 @@ class Wish:
     """What the command line asked for."""
 
     scenario: str = ALL
-    seeds: int = 10
+    seeds: int | None = None
+    """None: ten, or of a crowd one, which takes minutes."""
     seed: int = 0
     replay: bool = False
     json_file: Path | None = None
@@ -56,15 +58,9 @@ def main(wish: Wish, clock: Callable[[], float]) -> int:
         if wish.listing:
             show_list()
             return EXIT_OK
-        if wish.seed < 0 or not 1 <= wish.seeds <= SEEDS_MAX:
-            raise ScenarioError("seeds are numbers from 0 on, and at least one is needed")
-        if wish.replay and wish.scenario == ALL:
-            raise ScenarioError("--replay needs the name of one scenario, and --seed")
+        check(wish)
         if wish.scenario in CROWDS:
-            if wish.plot is not None:
-                raise ScenarioError(f"{wish.scenario} has no plot; --json FILE has its figures")
-            seeds = range(wish.seed, wish.seed + (1 if wish.replay else wish.seeds))
-            kept = play_crowds(wish.scenario, seeds, wish.json_file, clock)
+            kept = play_crowds(wish.scenario, wanted(wish), wish.json_file, wish.plot, clock)
             return EXIT_OK if kept else EXIT_BROKEN
         all_series = run(wish, clock)
     except ScenarioError as fault:
@@ -73,6 +69,23 @@ def main(wish: Wish, clock: Callable[[], float]) -> int:
     write(wish, all_series)
     show(wish, all_series)
     return EXIT_BROKEN if any(series.broken for series in all_series) else EXIT_OK
+
+
+def check(wish: Wish) -> None:
+    """ScenarioError when the wish cannot be done: before minutes are spent on it."""
+    if wish.seed < 0 or (wish.seeds is not None and not 1 <= wish.seeds <= SEEDS_MAX):
+        raise ScenarioError("seeds are numbers from 0 on, and at least one is needed")
+    if wish.replay and wish.scenario == ALL:
+        raise ScenarioError("--replay needs the name of one scenario, and --seed")
+    for path in (wish.json_file, wish.plot):
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise ScenarioError(f"{path} cannot be written: name a file in a folder that exists")
+
+
+def wanted(wish: Wish) -> range:
+    """The seeds to play."""
+    usual = 1 if wish.scenario in CROWDS else SEEDS
+    return range(wish.seed, wish.seed + (1 if wish.replay else wish.seeds or usual))
 
 
 def show_list() -> None:
@@ -93,7 +106,7 @@ def run(wish: Wish, clock: Callable[[], float]) -> list[Series]:
     first = {name: draw(name, text, wish.seed).scenario for name, text in texts.items()}
     if wish.scenario == ALL:
         texts = {name: text for name, text in texts.items() if not first[name].known}
-    count = 1 if wish.replay else wish.seeds
+    seeds = wanted(wish)
     all_series: list[Series] = []
     console = Console(stderr=True)
     columns = (
@@ -103,12 +116,12 @@ def run(wish: Wish, clock: Callable[[], float]) -> list[Series]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=len(texts) * count)
+        task = bar.add_task("", total=len(texts) * len(seeds))
         for name, text in texts.items():
             bar.update(task, description=name)
             start = clock()
             results: list[Result] = []
-            for seed in range(wish.seed, wish.seed + count):
+            for seed in seeds:
                 results.append(play(draw(name, text, seed)))
                 bar.advance(task)
             all_series.append(Series(name, first[name].title, tuple(results), clock() - start))
@@ -133,9 +146,4 @@ def show(wish: Wish, all_series: list[Series]) -> None:
         print(account(result))
     if len(broken) > len(told):
         print(f"... and {len(broken) - len(told)} more broken runs (--json FILE has all)")
-    table = Table(*COLUMNS)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for series in all_series:
-        table.add_row(*row(series))
-    Console().print(table)
+    Console().print(as_table(COLUMNS, [row(series) for series in all_series]))

@@ -66,11 +66,24 @@ class CrowdPlan:
     young_s: float = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The crowd at one moment: who is there, how wrong views are, what was sent so far."""
+
+    at_s: float
+    members: int
+    error: float
+    """Of the sampled views, in the mean."""
+    roster_bytes: int
+    """All bytes that all have sent since the beginning."""
+
+
 @dataclass(slots=True)
 class Figures:
     """What was measured."""
 
     errors: list[float] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
     missing: int = 0
     ghosts: int = 0
     looked: int = 0
@@ -183,7 +196,7 @@ class CrowdWorld:
         truth = np.zeros(len(self.cores), dtype=bool)
         truth[self._live] = True
         of_age = np.array(self.born) <= self.now - plan.young_s
-        figures.false_now = 0
+        figures.false_now, first = 0, len(figures.errors)
         for slot in self._rng.sample(old, min(plan.sampled, len(old))):
             orders = np.frombuffer(self._core(slot).orders, dtype=np.uint32)[: len(truth)]
             seen = np.zeros(len(truth), dtype=bool)
@@ -197,16 +210,11 @@ class CrowdWorld:
             figures.ghosts += ghosts
             figures.looked += 1
             figures.errors.append((missing + ghosts) / len(self._live))
-        self._digest.update(
-            struct.pack(
-                "<d4Q",
-                self.now,
-                figures.events,
-                figures.missing,
-                figures.ghosts,
-                sum(self.sent_bytes),
-            )
-        )
+        sent, found = sum(self.sent_bytes), figures.errors[first:]
+        error = sum(found) / max(1, len(found))
+        figures.looks.append(Look(self.now, len(self._live), error, sent))
+        counts = (figures.events, figures.missing, figures.ghosts, sent)
+        self._digest.update(struct.pack("<d4Q", self.now, *counts))
 
     # --- inside
 

@@ -9,15 +9,20 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from dugnad.simulation.chart import crowd_chart
 from dugnad.simulation.crowdreport import COLUMNS, CROWDS, CrowdResult, crowd_row, rehearse_crowd
+from dugnad.simulation.report import as_table
 
 
 def play_crowds(
-    name: str, seeds: range, json_file: Path | None, clock: Callable[[], float]
+    name: str,
+    seeds: range,
+    json_file: Path | None,
+    plot: Path | None,
+    clock: Callable[[], float],
 ) -> bool:
-    """Whether every promise was kept."""
+    """Whether every promise was kept. The plot shows the first broken run, or the first run."""
     console = Console(stderr=True)
     results: list[CrowdResult] = []
     with Progress(console=console, disable=not console.is_terminal) as bar:
@@ -34,21 +39,22 @@ def play_crowds(
             )
     if json_file is not None:
         json_file.write_text(json.dumps(as_json(results), indent=1) + "\n", "utf-8")
-    table = Table(*COLUMNS)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    if plot is not None:
+        chosen = next((one for one in results if not one.passed), results[0])
+        plot.write_text(crowd_chart(chosen), "utf-8")
     for result in results:
         for what in result.violations:
             print(f"BROKEN: {what} ({result.scenario}, seed {result.seed})")
-        table.add_row(*crowd_row(result))
-    Console().print(table)
-    return not any(result.violations for result in results)
+        if result.violations:
+            print(f"  again: dugnad simulate {name} --seed {result.seed} --replay")
+    Console().print(as_table(COLUMNS, [crowd_row(result) for result in results]))
+    return all(result.passed for result in results)
 
 
 def as_json(results: list[CrowdResult]) -> dict[str, object]:
     """All figures of all runs."""
     return {
-        "passed": not any(result.violations for result in results),
+        "passed": all(result.passed for result in results),
         "seconds": sum(result.seconds for result in results),
         "violations": [
             {"scenario": result.scenario, "seed": result.seed, "what": what}

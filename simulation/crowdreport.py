@@ -11,7 +11,7 @@ import numpy as np
 
 from dugnad.averaging.formats import NO_DIGEST, Ack, Header
 from dugnad.dht.records import encode
-from dugnad.simulation.crowd import LINE_BYTES_PER_S, CrowdPlan, CrowdWorld, play_crowd
+from dugnad.simulation.crowd import LINE_BYTES_PER_S, CrowdPlan, CrowdWorld, Look, play_crowd
 
 CROWDS: Final = {
     "crowd-3000": CrowdPlan(3_000, 0.20),
@@ -71,6 +71,12 @@ class CrowdResult:
     events: int
     memory_mb: float
     digest: str
+    looks: tuple[Look, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.violations
 
     @property
     def violations(self) -> list[str]:
@@ -136,6 +142,7 @@ def measured(name: str, world: CrowdWorld, seed: int, seconds: float) -> CrowdRe
         events=figures.events,
         memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000.0,
         digest=world.digest,
+        looks=tuple(figures.looks),
     )
 
 

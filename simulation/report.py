@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Final, Literal
+
+from rich import box
+from rich.table import Table
 
 from dugnad.simulation.runner import Result
 
@@ -13,7 +16,7 @@ COLUMNS: Final = (
     "runs",
     "broken",
     "goodput",
-    "participation",
+    "took part",
     "longest gap",
     "MB",
     "events/s",
@@ -38,6 +41,17 @@ class Series:
         return [one for one in self.results if not one.passed]
 
 
+def as_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table for 80 columns: names are not cut, headings of two words stand on two lines."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for number, name in enumerate(columns):
+        justify: Literal["left", "right"] = "right" if number else "left"
+        table.add_column(name.replace(" ", "\n"), justify=justify, no_wrap=True, vertical="bottom")
+    for cells in rows:
+        table.add_row(*cells)
+    return table
+
+
 def row(series: Series) -> tuple[str, ...]:
     """One line of the table: the lowest shares, the longest gap, the highest loss at the end."""
     results = series.results
@@ -51,7 +65,7 @@ def row(series: Series) -> tuple[str, ...]:
         f"{min(one.participation for one in results):.3f}",
         f"{max(one.longest_gap for one in results):.1f} s",
         f"{sum(one.bytes for one in results) / 1e6:.1f}",
-        f"{events / max(series.seconds, 1e-9):,.0f}",
+        f"{events / series.seconds:,.0f}" if series.seconds else "",
         f"{max(losses):.3f}" if losses else "",
     )
 

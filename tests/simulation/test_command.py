@@ -53,7 +53,9 @@ def test_the_command_line_passes_on_what_was_asked_for(
     assert "BROKEN: goodput" in capsys.readouterr().out
 
 
-def test_a_series_that_holds_gives_0_json_and_a_plot(tmp_path: Path) -> None:
+def test_a_series_that_holds_gives_0_json_and_a_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, plot = tmp_path / "out.json", tmp_path / "out.svg"
     wish = Wish("same-moment", seeds=2, seed=3, json_file=out, plot=plot)
     assert main(wish, no_clock) == 0
@@ -62,6 +64,7 @@ def test_a_series_that_holds_gives_0_json_and_a_plot(tmp_path: Path) -> None:
     assert found["violations"] == []
     runs = found["scenarios"]["same-moment"]["runs"]
     assert [run["seed"] for run in runs] == [3, 4]
+    assert "\nsame-moment " in capsys.readouterr().out, "the name stands in full"
     assert {"goodput", "participation", "longest_gap", "bytes", "digest"} <= runs[0].keys()
     assert ElementTree.parse(plot).getroot().tag.endswith("svg")
 
@@ -89,6 +92,15 @@ def test_a_replay_tells_the_same_account_again(
     first = capsys.readouterr().out
     assert main(Wish(impossible, seed=5, replay=True), no_clock) == 1
     assert capsys.readouterr().out == first
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (tmp_path / "none" / "out.json", tmp_path):
+        assert main(Wish("crowd-10000", json_file=path), no_clock) == 2
+        assert main(Wish(plot=path), no_clock) == 2
+        assert "cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

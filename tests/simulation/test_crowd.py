@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -41,6 +42,21 @@ def test_when_nobody_comes_or_goes_nobody_is_lost_and_views_are_exact() -> None:
     assert (result.error_max, result.false_losses) == (0.0, 0)
 
 
+def test_a_crowd_that_breaks_a_promise_says_how_to_see_it_again_and_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(crowdreport.CROWDS, "crowd-3000", replace(SMALL, churn_per_min=4.0))
+    plot = tmp_path / "crowd.svg"
+    assert main(Wish("crowd-3000", seed=4, plot=plot), no_clock) == 1  # one seed, if none is asked
+    out = capsys.readouterr().out
+    assert "again: dugnad simulate crowd-3000 --seed 4 --replay" in out
+    assert "\ncrowd-3000 " in out, "the name stands in full"
+    drawn = ElementTree.parse(plot).getroot()
+    lines = [one for one in drawn.iter() if one.tag.endswith("polyline")]
+    assert len(lines) == 3
+    assert all(len(one.attrib["points"].split()) >= 6 for one in lines)
+
+
 @pytest.mark.slow
 def test_three_hundred_peers_with_a_fifth_in_motion_keep_every_promise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -51,4 +67,3 @@ def test_three_hundred_peers_with_a_fifth_in_motion_keep_every_promise(
     found = json.loads(out.read_text())
     assert found["passed"]
     assert [one["false_now"] for one in found["runs"]] == [0, 0]
-    assert main(Wish("crowd-3000", plot=tmp_path / "no.svg"), no_clock) == 2
