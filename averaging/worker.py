@@ -328,9 +328,12 @@ class FragmentWorker:
 
     # -- following -----------------------------------------------------------------------------
 
-    def advance(self, digest: bytes, header: Header, payload: bytes) -> None:
+    def advance(
+        self, digest: bytes, header: Header, payload: bytes, leaves: tuple[bytes, ...] = ()
+    ) -> None:
         """Compute the anchors after a commit from its payload and check them against its roots.
 
+        ``leaves`` are the payload's leaf hashes where whoever fetched it has compared it with them.
         Raises :class:`WorkError`; nothing is kept then.
         """
         parent = self.states.get(header.parent)
@@ -342,7 +345,7 @@ class FragmentWorker:
             raise WorkError(f"its codec {header.codec!r} is none of commits", lied=True)
         if len(payload) != codec.encoded_size(size) or len(payload) != header.payload_bytes:
             raise WorkError("its payload has another size")
-        leaves = leaf_hashes(payload, leaf_bounds(codec, size))
+        leaves = leaves or leaf_hashes(payload, leaf_bounds(codec, size))
         if root_of(leaves) != header.payload_root:
             raise WorkError("its payload does not match the root")
         try:

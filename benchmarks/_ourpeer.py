@@ -134,6 +134,7 @@ class OurPeer:
             lambda p, codec: CODECS[codec].encoded_size(sizes[p]) if p < len(sizes) else None,
             self._take,
             verify_ed25519,
+            roots=False,  # the worker looks
         ).start()
         await PullServer(transport, RUN, self).start()
         await transport.accept(COMMITS_PROTOCOL, self._hear)
@@ -306,8 +307,8 @@ class OurPeer:
         header = (await one.commits.get()).header
         digest = fm.header_digest(header, RUN)
         size = self._table.sizes[p]
-        payload = await self._puller.payload([one.home], header, size)
-        await self._thread(one.worker.advance, digest, header, payload)
+        got = await self._puller.payload([one.home], header, size)
+        await self._thread(one.worker.advance, digest, header, got.payload, got.leaves)
         return digest
 
     async def _hear(self, stream: Stream) -> None:

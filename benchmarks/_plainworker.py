@@ -18,7 +18,7 @@ from dugnad.averaging.leaf import Encoded, leaf_room
 from dugnad.averaging.leafmerge import squares_of, weigh_encoded
 from dugnad.averaging.pages import PAGES
 from dugnad.averaging.room import Room
-from dugnad.averaging.tree import LEAF_PARAMS, Vector, leaf_hash, param_bounds, root_of
+from dugnad.averaging.tree import LEAF_PARAMS, Vector, leaf_hash, leaf_hashes, param_bounds, root_of
 from dugnad.averaging.worker import Commit, FragmentRules, Kept, Progress
 from dugnad.dht.ids import PeerId
 
@@ -71,8 +71,10 @@ class PlainWorker:
         self.inbox[(self.me, made.seq)] = Kept(made, kept.pieces, kept.payload)
 
     def keep(self, made: fm.Contribution, pieces: tuple[fm.UnitPiece, ...], payload: bytes) -> None:
-        """Keep one whose root the server has checked."""
+        """Keep one that matches its root."""
         encoded = Encoded.of(CODECS[made.codec], payload, self.size)
+        if root_of(leaf_hashes(payload, encoded.bounds)) != made.payload_root:
+            raise RuntimeError("a payload that does not match its root")
         squares = squares_of(encoded, self.rules.groups)
         self.inbox[(PeerId(made.peer), made.seq)] = Kept(made, pieces, payload, squares)
 
@@ -120,7 +122,9 @@ class PlainWorker:
         self.commits = {digest: self._made[0]}
         self.result = self._made[1]
 
-    def advance(self, digest: bytes, header: fm.Header, payload: bytes) -> None:
+    def advance(
+        self, digest: bytes, header: fm.Header, payload: bytes, leaves: tuple[bytes, ...] = ()
+    ) -> None:
         """Decode a payload whose leaves the puller has checked."""
         codec, result = COMMIT_CODECS[header.codec], PAGES.vector(self.size)
         encoded, scratch = Encoded.of(codec, payload, self.size), leaf_room(self.size)

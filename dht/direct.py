@@ -20,6 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -30,6 +31,7 @@ from dugnad.dht.certificate import CertificateError, make_certificate, peer_of_c
 from dugnad.dht.frames import read_frame, write_frame
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId, short
+from dugnad.dht.keptstreams import KeptStreams
 from dugnad.dht.p2pd import SubstrateError
 from dugnad.dht.ports import DialError, Handler, Stream, Transport, TransportError
 from dugnad.dht.reach import can_bind, free_port
@@ -89,6 +91,8 @@ class DirectCounts:
     """Streams that were opened, and how."""
 
     direct: int = 0
+    again: int = 0
+    """Instead of opening one: it was there from an earlier transfer."""
     fallen_back: int = 0
 
 
@@ -130,6 +134,8 @@ class DirectTransport:
         self._hosts, self._listen, self._clock = tuple(hosts), listen, clock
         self._handlers: dict[str, Handler] = {}
         self._streams = StreamTable()
+        self._kept = KeptStreams(clock)
+        self._ending: asyncio.TimerHandle | None = None
         self._paths: OrderedDict[PeerId, _Path] = OrderedDict()
         self._tickets: OrderedDict[bytes, PeerId] = OrderedDict()
         self._ticket_of: dict[PeerId, bytes] = {}
@@ -169,6 +175,9 @@ class DirectTransport:
         """Gives all direct streams up at once, and no others come."""
         for task in self._tasks:
             task.cancel()
+        if self._ending is not None:
+            self._ending.cancel()
+        self._kept.end_all()
         self._streams.abort_all()
 
     # --- Transport
@@ -196,6 +205,10 @@ class DirectTransport:
         """Opens a stream, directly if that works. DialError with the base's reasons if not."""
         deadline = self._clock() + timeout_s
         if protocol in self._protocols:
+            kept = self._kept.take(peer, protocol)
+            if isinstance(kept, TlsStream):
+                self.counts.again += 1
+                return kept
             path = self._path(peer)
             if path.blocked_until <= self._clock():
                 try:
@@ -209,6 +222,7 @@ class DirectTransport:
                 else:
                     path.pause_s = PAUSE_FIRST_S
                     self.counts.direct += 1
+                    stream.keep_with(partial(self._keep, protocol))
                     return stream
             self.counts.fallen_back += 1
         return await self._base.open(peer, protocol, max(deadline - self._clock(), 0.001))
@@ -233,7 +247,21 @@ class DirectTransport:
         path.pause_s = min(2 * path.pause_s, PAUSE_MAX_S)
         path.ticket, path.session = b"", None
 
-    async def _open_directly(self, peer: PeerId, path: _Path, protocol: str) -> Stream:
+    def _keep(self, protocol: str, stream: TlsStream) -> None:
+        """A transfer on this stream is over."""
+        self._kept.keep(protocol, stream)
+        if self._ending is None:
+            self._end_old()
+
+    def _end_old(self) -> None:
+        """Ends what has waited for too long, now and whenever the next one has."""
+        left = self._kept.end_old()
+        loop = asyncio.get_running_loop()
+        self._ending = None if left is None else loop.call_later(left, self._end_old)
+
+    async def _open_directly(self, peer: PeerId, path: _Path, protocol: str) -> TlsStream:
+        if self._streams.is_full:
+            self._kept.end_oldest()
         if self._streams.is_full:
             raise TransportError("all streams are in use")
         asked = not path.ticket
@@ -262,7 +290,7 @@ class DirectTransport:
             raise TransportError("it takes no direct connections")
         path.places, path.ticket, path.session = found.places, found.ticket, None
 
-    async def _connect(self, peer: PeerId, path: _Path, protocol: str) -> Stream:
+    async def _connect(self, peer: PeerId, path: _Path, protocol: str) -> TlsStream:
         faults: list[str] = []
         for host, port in path.places:
             try:
@@ -278,12 +306,12 @@ class DirectTransport:
 
     async def _greet(
         self, plain: socket.socket, peer: PeerId, path: _Path, protocol: str
-    ) -> Stream:
+    ) -> TlsStream:
         """TLS, the server's proof, our ticket. Closes the socket if it fails."""
         tls = self._client_tls.wrap_socket(
             plain, do_handshake_on_connect=False, session=path.session
         )
-        stream: SocketStream | None = None
+        stream: TlsStream | None = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await when_ready(tls, tls.do_handshake)
@@ -291,7 +319,8 @@ class DirectTransport:
                     found = peer_of_certificate(tls.getpeercert(binary_form=True) or b"")
                     if found != peer:
                         raise CertificateError(f"{short(found)} answers at its address")
-                stream = self._streams.adopt(tls, peer, TlsStream)
+                stream = TlsStream(tls, peer, self._streams.forget)
+                self._streams.add(stream)
                 await write_frame(stream, encode(Greeting(path.ticket, protocol)))
                 if await read_frame(stream, _GREETING_BYTES_MAX) != _OK:
                     raise TransportError("it refused the ticket")

@@ -10,9 +10,12 @@ class FrameError(TransportError):
     """The other side announced a frame longer than we allow; the stream is of no further use."""
 
 
-async def read_frame(stream: Stream, limit: int) -> bytes:
-    """The next frame; FrameError before reading its content if that exceeds `limit` bytes."""
-    size = int.from_bytes(await stream.read(HEADER_BYTES), "big")
+async def read_frame(stream: Stream, limit: int, header: bytes = b"") -> bytes:
+    """The next frame; FrameError before reading its content if that exceeds `limit` bytes.
+
+    `header` is what was read of it already: HEADER_BYTES, or nothing.
+    """
+    size = int.from_bytes(header or await stream.read(HEADER_BYTES), "big")
     if size > limit:
         raise FrameError(f"a frame of {size} bytes was announced, at most {limit} are allowed")
     return await stream.read(size) if size else b""

@@ -81,6 +81,25 @@ class Acknowledged(Protocol):
         ...
 
 
+@runtime_checkable
+class Lasting(Protocol):
+    """A stream with a connection of its own, which can carry one transfer after the other."""
+
+    step: int
+    """Bytes that moved quickly at once in an earlier transfer, for the next one; 0: there was
+    none. The stream itself does not look at it."""
+
+    @property
+    def used(self) -> bool:
+        """Whether the side that opened it has had a transfer on it: it may have died since."""
+        ...
+
+    def rest(self) -> None:
+        """Instead of `abort`, by the side that opened it, when a transfer is over at both ends and
+        the other one waits for the next: `Transport.open` may give the stream out again."""
+        ...
+
+
 Handler = Callable[[Stream], Awaitable[None]]
 """Serves one incoming stream: when it returns the stream is closed, when it raises, aborted."""
 

@@ -220,13 +220,19 @@ class StreamTable:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def adopt(
-        self, connection: socket.socket, peer: PeerId, kind: type[SocketStream] = SocketStream
-    ) -> SocketStream:
+    def adopt(self, connection: socket.socket, peer: PeerId) -> SocketStream:
         """A stream that we opened."""
-        stream = kind(connection, peer, self._streams.discard)
-        self._streams.add(stream)
+        stream = SocketStream(connection, peer, self.forget)
+        self.add(stream)
         return stream
+
+    def add(self, stream: SocketStream) -> None:
+        """Count a stream that we opened, until it is given to `forget`."""
+        self._streams.add(stream)
+
+    def forget(self, stream: SocketStream) -> None:
+        """It has ended."""
+        self._streams.discard(stream)
 
     def admit(
         self, connection: socket.socket, peer: PeerId, kind: type[SocketStream] = SocketStream

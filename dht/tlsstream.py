@@ -44,8 +44,40 @@ class TlsStream(SocketStream):
     ) -> None:
         assert isinstance(connection, ssl.SSLSocket), "TLS comes first"
         super().__init__(connection, peer, forget)
+        self.step = 0
         self._tls = connection
         self._lock = threading.Lock()  # OpenSSL allows one call at a time on a connection
+        self._used = False
+        self._keep: Callable[[TlsStream], None] | None = None
+
+    @property
+    def used(self) -> bool:
+        """Whether it has carried a transfer that we began."""
+        return self._used
+
+    def keep_with(self, keep: Callable[[TlsStream], None]) -> None:
+        """Give it to `keep` whenever it rests; else it ends then."""
+        self._keep = keep
+
+    def rest(self) -> None:
+        """A transfer is over at both ends: the stream may be given out again."""
+        self._used = True
+        if self._keep is not None:
+            self._keep(self)
+        else:
+            self.abort()
+
+    def is_quiet(self) -> bool:
+        """Whether it is open, nobody uses it, and nothing has come that nobody has read."""
+        if self._ended or self._closing or self._reading or self._writing or self._tls.pending():
+            return False
+        try:
+            socket.socket.recv(self._tls, 1, socket.MSG_PEEK)  # beside TLS: an end shows, too
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def unsent(self) -> int:
         """Bytes, encrypted, that the other machine has not acknowledged; 0 where it cannot be

@@ -380,9 +380,10 @@ class Averager:
                     shell.merge_lane, shell.worker.install, action.digest, header, theta, momentum
                 )
             else:
-                payload = await network.payload(action.sources, header, size)
+                got = await network.payload(action.sources, header, size)
+                advance, digest = shell.worker.advance, action.digest
                 await self._in_lane(
-                    shell.merge_lane, shell.worker.advance, action.digest, header, payload
+                    shell.merge_lane, advance, digest, header, got.payload, got.leaves
                 )
         except PullError as fault:
             waited = isinstance(fault, OthersTurn)

@@ -320,6 +320,7 @@ class Daemon:
             verify_ed25519,
             refused=self.happenings.refused,
             traffic=traffic,
+            roots=False,  # the worker looks
         )
         await contributions.start()
         await self.buddy.serve()

@@ -9,7 +9,7 @@ from typing import Protocol
 from dugnad.averaging import events as ev
 from dugnad.averaging import formats as fm
 from dugnad.averaging.tree import Vector
-from dugnad.averaging.worker import Progress
+from dugnad.averaging.worker import Commit, Progress
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.records import Signer
 from dugnad.peer.store import Promise
@@ -64,7 +64,7 @@ class NetworkPort(Protocol):
         """Send a contribution; the refusal or ''. Raises TransportError."""
         ...
 
-    async def payload(self, peers: Sequence[PeerId], header: fm.Header, size: int) -> bytes:
+    async def payload(self, peers: Sequence[PeerId], header: fm.Header, size: int) -> Commit:
         """A commit's payload. Raises PullError."""
         ...
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dugnad.averaging.room import Room
-from dugnad.dht.ports import Acknowledged, Stream, StreamEnded, TransportError
+from dugnad.dht.ports import Acknowledged, Lasting, Stream, StreamEnded, TransportError
 from dugnad.peer.flow import Flow
 from dugnad.peer.ratelimit import Bucket
 from dugnad.peer.uplink import Uplink
@@ -80,15 +80,16 @@ class PacedStream:
         """Bytes of that transfer that the other side says it has, once it says so."""
         self._stream = stream
         self._acked = stream if isinstance(stream, Acknowledged) else None
+        self._lasting = stream if isinstance(stream, Lasting) else None
         self._idle_s = idle_s
         self._traffic = traffic
         self._cut = ""
-        self._step = STEP_BYTES
+        self._step = max(STEP_BYTES, self._lasting.step) if self._lasting else STEP_BYTES
         self._sent = 0
         self._pending = 0
         """Of these bytes, those that have leave to go and were not given to the socket yet."""
         self._arrived = 0
-        self._begun = False
+        self._begun = self._heard = False
 
     async def read(self, n: int) -> bytes:
         """Exactly `n` bytes."""
@@ -113,6 +114,7 @@ class PacedStream:
                 await self._owed(wait)
             await self._in_time(self._stream.read_into(part))
             self._traffic.received += len(part)
+            self._heard = True
             at += len(part)
             if tell is not None:
                 await tell(at)
@@ -138,6 +140,31 @@ class PacedStream:
             at += size
         if not free:
             self.look()
+
+    @property
+    def lasts(self) -> bool:
+        """Whether another transfer can follow on the stream, by another `PacedStream`."""
+        return self._lasting is not None
+
+    @property
+    def may_be_dead(self) -> bool:
+        """Whether it was kept from an earlier transfer and nothing has come on it since: that it
+        breaks says nothing about the peer."""
+        return self._lasting is not None and self._lasting.used and not self._heard
+
+    def rest(self) -> None:
+        """The transfer is over at both ends: the stream is kept for the next one, or ends."""
+        self.over()
+        if self._lasting is not None:
+            self._lasting.rest()
+        else:
+            self._stream.abort()
+
+    def over(self) -> None:
+        """The transfer is over; the stream goes on, if it is one that lasts."""
+        self.done()
+        if self._lasting is not None:
+            self._lasting.step = self._step
 
     async def close(self) -> None:
         """Sends what is unsent, then the end."""

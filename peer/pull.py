@@ -28,9 +28,10 @@ from dugnad.averaging.formats import (
 )
 from dugnad.averaging.reconcile import Range, Summary
 from dugnad.averaging.tree import HASH_BYTES, LEAF_PARAMS, Vector, root_of
+from dugnad.averaging.worker import Commit
 from dugnad.dht.frames import read_frame, write_frame
 from dugnad.dht.ids import PeerId, RunId, short
-from dugnad.dht.ports import Transport, TransportError
+from dugnad.dht.ports import StreamEnded, Transport, TransportError
 from dugnad.dht.records import RecordError, decode, encode
 from dugnad.peer.corpus import SHARD_BYTES
 from dugnad.peer.flow import Flow, Meter, Rates
@@ -78,6 +79,7 @@ from dugnad.peer.transferwire import (
     PacedStream,
     Refusal,
     Request,
+    Rest,
     Room,
     Slots,
     T,
@@ -193,8 +195,9 @@ class Puller:
         """
         return await self._ask([peer], GetNews(), NEWS_BYTES_MAX, news_in)
 
-    async def payload(self, peers: Sequence[PeerId], header: Header, size: int) -> bytes:
-        """The payload of a commit of a fragment with `size` parameters, matching its root."""
+    async def payload(self, peers: Sequence[PeerId], header: Header, size: int) -> Commit:
+        """The payload of a commit of a fragment with `size` parameters, matching its root, and the
+        leaf hashes that it was compared with."""
         codec = COMMIT_CODECS.get(header.codec)
         if codec is None or header.payload_bytes != codec.encoded_size(size):
             raise PullError("the header's codec and payload size do not fit the fragment")
@@ -202,7 +205,7 @@ class Puller:
         leaf_bytes = codec.encoded_size(LEAF_PARAMS)
         part = Part("payload", header.payload_root, leaf_bytes, room.view)
         await self._collect(peers, header, [part])
-        return room.take()
+        return Commit(codec.name, room.take(), part.hashes or ())
 
     async def anchors(
         self, peers: Sequence[PeerId], header: Header, size: int
@@ -253,22 +256,36 @@ class Puller:
         raise _nobody(blame)
 
     async def _ask_one(self, peer: PeerId, request: Request, limit: int) -> bytes:
-        async with self._line(peer) as line:
-            await write_frame(line, encode(request))
-            size = (await _here(line)).size
-            if size > limit:
-                raise Refusal(f"it offered {size} bytes where at most {limit} can be due")
-            return await line.read(size)
+        while True:
+            try:
+                async with self._line(peer) as line:
+                    await write_frame(line, encode(request))
+                    size = (await _here(line)).size
+                    if size > limit:
+                        raise Refusal(f"it offered {size} bytes where at most {limit} can be due")
+                    return await line.read(size)
+            except _Dead:
+                pass  # the next one that was kept, or a new one
 
     @contextlib.asynccontextmanager
     async def _line(self, peer: PeerId) -> AsyncIterator[PacedStream]:
-        """A stream to a donor, once few enough are open to it."""
+        """A stream to a donor, once few enough are in use; without an exception all that was asked
+        for on it has come, so it may be kept."""
         async with self._places.of(peer):
             stream = await self._transport.open(peer, PULL_PROTOCOL, self._policy.open_s)
+            line, over = PacedStream(stream, self._policy.idle_s, self._traffic), False
             try:
-                yield PacedStream(stream, self._policy.idle_s, self._traffic)
+                yield line
+                if line.lasts:
+                    with contextlib.suppress(TransportError):  # it has ended: the next one is new
+                        await write_frame(line, encode(Rest()))
+                        over = True
+            except StreamEnded:
+                if line.may_be_dead:
+                    raise _Dead from None
+                raise
             finally:
-                stream.abort()
+                line.rest() if over else line.abort()
 
     def _drop(self, blame: list[Blame], one: Blame) -> None:
         blame.append(one)
@@ -312,19 +329,31 @@ class Puller:
 
     async def _draw(self, job: Job, peer: PeerId) -> None:
         """Fetches from a donor until the pool is empty. Refusal if it lies."""
-        async with self._line(peer) as line:
-            for part in job.parts:
-                if part.hashes is None:
-                    part.hashes = await _fetch_hashes(line, job, part)
-            held: deque[Batch] = deque()
-            job.lines.add(line)
-            line.flow = flow = self._meter.begin(peer)
+        while True:
             try:
-                await _fetch_batches(line, job, held, flow)
-            finally:
-                self._meter.end(peer, flow)
-                job.lines.discard(line)
-                job.put_back(held)
+                async with self._line(peer) as line:
+                    await self._draw_on(line, job)
+                return
+            except _Dead:
+                pass  # the next one that was kept, or a new one
+
+    async def _draw_on(self, line: PacedStream, job: Job) -> None:
+        for part in job.parts:
+            if part.hashes is None:
+                part.hashes = await _fetch_hashes(line, job, part)
+        held: deque[Batch] = deque()
+        job.lines.add(line)
+        line.flow = flow = self._meter.begin(line.peer)
+        try:
+            await _fetch_batches(line, job, held, flow)
+        finally:
+            self._meter.end(line.peer, flow)
+            job.lines.discard(line)
+            job.put_back(held)
+
+
+class _Dead(Exception):
+    """A stream that was kept from an earlier transfer had died."""
 
 
 class _Unserved(Exception):
@@ -391,7 +420,7 @@ async def _fetch_batch(line: PacedStream, batch: Batch, before: int) -> None:
         await write_frame(line, encode(Got(before + arrived)))
 
     await line.read_into(view, tell if here.each else None, here.each)
-    bad = await off_loop(size, batch.bad_leaf)
+    bad = batch.bad_leaf()  # an answer's bytes at most: less than handing it to a thread costs
     if bad is not None:
         raise Refusal(f"leaf {bad} of {batch.part.kind} has another hash than its list says")
 

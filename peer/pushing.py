@@ -13,7 +13,7 @@ from typing import Final
 from dugnad.averaging.formats import Contribution, UnitPiece
 from dugnad.dht.frames import read_frame, write_frame
 from dugnad.dht.ids import PeerId
-from dugnad.dht.ports import Transport, TransportError
+from dugnad.dht.ports import StreamEnded, Transport, TransportError
 from dugnad.dht.records import encode
 from dugnad.peer.flow import Meter
 from dugnad.peer.transferwire import (
@@ -53,21 +53,26 @@ async def push(
     traffic = traffic or Traffic()
     try:
         async with asyncio.timeout(timeout_s):
-            stream = await transport.open(peer, protocol, timeout_s)
-            flow = meter.begin(peer) if meter is not None else None
-            try:
-                line, began = PacedStream(stream, timeout_s, traffic), loop.time()
+            while True:
+                stream = await transport.open(peer, protocol, timeout_s)
+                flow = meter.begin(peer) if meter is not None else None
+                line, began, taken = PacedStream(stream, timeout_s, traffic), loop.time(), False
                 line.flow = flow
-                each = line.wants_words()
-                offer = encode(Offer(contribution, pieces, each > 0, each))
-                reason = await _Push(line, len(payload)).run(offer, payload)
-                if not reason:
-                    traffic.push_bytes_per_s = len(payload) / max(loop.time() - began, 1e-4)
-                return reason
-            finally:
-                stream.abort()
-                if meter is not None and flow is not None:
-                    meter.end(peer, flow)
+                try:
+                    each = line.wants_words()
+                    offer = encode(Offer(contribution, pieces, each > 0, each))
+                    reason = await _Push(line, len(payload)).run(offer, payload)
+                    taken = not reason
+                    if taken:
+                        traffic.push_bytes_per_s = len(payload) / max(loop.time() - began, 1e-4)
+                    return reason
+                except StreamEnded:
+                    if not line.may_be_dead:
+                        raise  # else the next one that was kept, or a new one
+                finally:
+                    line.rest() if taken else line.abort()
+                    if meter is not None and flow is not None:
+                        meter.end(peer, flow)
     except TimeoutError:
         raise Stalled(f"no answer within {timeout_s:g} s") from None
 

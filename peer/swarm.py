@@ -10,7 +10,7 @@ import msgspec
 
 from dugnad.averaging import formats as fm
 from dugnad.averaging.tree import Vector
-from dugnad.averaging.worker import Kept
+from dugnad.averaging.worker import Commit, Kept
 from dugnad.dht.addresses import parse_address
 from dugnad.dht.advert import Advert
 from dugnad.dht.direct import DirectTransport
@@ -227,7 +227,7 @@ class Swarm:
             protocol=BUDDY_PROTOCOL,
         )
 
-    async def payload(self, peers: Sequence[PeerId], header: fm.Header, size: int) -> bytes:
+    async def payload(self, peers: Sequence[PeerId], header: fm.Header, size: int) -> Commit:
         """A commit's payload. Raises PullError."""
         assert self.puller is not None, "not open"
         began, before = clock.now(), self.traffic.received

@@ -26,8 +26,9 @@ from dugnad.averaging.formats import (
 from dugnad.averaging.reconcile import summarise
 from dugnad.averaging.tree import LEAF_PARAMS, Vector, array_bytes, leaf_hashes, root_of
 from dugnad.averaging.worker import Commit
-from dugnad.dht.frames import FrameError, read_frame, write_frame
+from dugnad.dht.frames import HEADER_BYTES, FrameError, read_frame, write_frame
 from dugnad.dht.ids import PeerId, RunId
+from dugnad.dht.keptstreams import REST_S
 from dugnad.dht.ports import Stream, Transport, TransportError
 from dugnad.dht.records import RecordError, Verifier, decode, encode
 from dugnad.peer.flow import Meter, Rates
@@ -69,6 +70,7 @@ from dugnad.peer.transferwire import (
     PacedStream,
     Refusal,
     Request,
+    Rest,
     Room,
     Slots,
     Stalled,
@@ -84,7 +86,8 @@ from dugnad.peer.transferwire import (
 SizeOf = Callable[[int, str], int | None]
 """(fragment, codec), foreign, -> bytes of such a payload; None if this run has no such thing."""
 Take = Callable[[Contribution, tuple[UnitPiece, ...], bytes], Awaitable[str]]
-"""Takes a contribution whose signature and roots hold; '' or why not."""
+"""Takes a contribution whose signature holds, and whose payload has its root unless it is said that
+`take` looks itself; '' or why not."""
 Refused = Callable[[PeerId, str], None]
 """(sender, reason): told of every contribution that was turned down."""
 
@@ -112,14 +115,16 @@ class ContributionServer:
         idle_s: float = IDLE_S,
         traffic: Traffic | None = None,
         drafts: bool = False,
+        roots: bool = True,
     ) -> None:
         """`refused` hears each refusal; a sender that gives nothing for `idle_s` is cut. `drafts`
-        are taken on a stream of their own, and from their makers only."""
+        are taken on a stream of their own, and from their makers only. Without `roots` it is `take`
+        that compares the payload with its root, which is then hashed once."""
         self._transport, self._run = transport, run
         self._size_of, self._take, self._verify = size_of, take, verify
         self._refused, self._idle_s = refused, idle_s
         self._traffic = traffic or Traffic()
-        self._drafts = drafts
+        self._drafts, self._roots = drafts, roots
         self._places = Slots(CONTRIBUTIONS_PER_PEER_MAX)
         self._gate = Gate("contributions", each=CONTRIBUTIONS_PER_PEER_MAX, total=CONTRIBUTIONS_MAX)
 
@@ -129,35 +134,49 @@ class ContributionServer:
         await self._transport.accept(protocol, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
-        line = PacedStream(stream, self._idle_s, self._traffic)
+        header = b""
+        while True:
+            line = PacedStream(stream, self._idle_s, self._traffic)
+            taken = await self._serve_one(line, header)
+            if not taken or not line.lasts:
+                return
+            line.over()
+            header = await PacedStream(stream, REST_S, self._traffic).read(HEADER_BYTES)
+
+    async def _serve_one(self, line: PacedStream, header: bytes) -> bool:
+        """Receives one contribution and answers; whether it was taken. `header` is what was read of
+        its offer."""
         try:
-            async with self._places.of(stream.peer):
-                with self._gate.hold(stream.peer):
-                    reason = await self._receive(line, stream.peer)
+            async with self._places.of(line.peer):
+                with self._gate.hold(line.peer):
+                    reason = await self._receive(line, header)
         except Refusal as refusal:
             reason = refusal.reason
         except (FrameError, Stalled) as fault:
             reason = plain(str(fault))
         if reason:
-            self._refused(stream.peer, reason)
+            self._refused(line.peer, reason)
         await write_frame(line, reason.encode())
+        return not reason
 
-    async def _receive(self, line: PacedStream, sender: PeerId) -> str:
+    async def _receive(self, line: PacedStream, header: bytes) -> str:
         try:
-            offer = decode(await read_frame(line, OFFER_BYTES_MAX), Offer, OFFER_BYTES_MAX)
+            data = await read_frame(line, OFFER_BYTES_MAX, header)
+            offer = decode(data, Offer, OFFER_BYTES_MAX)
         except RecordError as fault:
             raise Refusal(fault.reason) from None
         made = offer.contribution
-        if self._drafts and made.peer != sender:
+        if self._drafts and made.peer != line.peer:
             raise Refusal("a draft is taken from its maker only")
         self._check(made, offer.pieces)
         room = Room(made.payload_bytes)
         tell = partial(_tell, line) if offer.tells else None
         await line.read_into(room.view, tell, offer.each)
         payload = room.take()
-        found = await off_loop(len(payload), partial(_payload_root, payload, made.codec))
-        if found != made.payload_root:
-            raise Refusal("the payload does not match its root")
+        if self._roots:
+            found = await off_loop(len(payload), partial(_payload_root, payload, made.codec))
+            if found != made.payload_root:
+                raise Refusal("the payload does not match its root")
         return plain(await self._take(made, offer.pieces, payload))
 
     def _check(self, made: Contribution, pieces: tuple[UnitPiece, ...]) -> None:
@@ -267,20 +286,39 @@ class PullServer:
 
     async def _serve(self, stream: Stream) -> None:
         line = PacedStream(stream, self._idle_s, self._traffic)
-        line.flow = flow = self._meter.begin(stream.peer)
-        asked = _Asked(PacedStream(stream, LISTEN_S, self._traffic), line)
-        reading = asyncio.create_task(asked.read(), name="requests in")
+        if not line.lasts:
+            asked = _Asked(PacedStream(stream, LISTEN_S, self._traffic), line)
+            reading = asyncio.create_task(asked.read(), name="requests in")
+            try:
+                await self._transfer(line, partial(asked.next, self._idle_s))
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+            return
+        header = b""
+        while await self._transfer(line, partial(_request, line), header):
+            header = await PacedStream(stream, REST_S, self._traffic).read(HEADER_BYTES)
+            line = PacedStream(stream, self._idle_s, self._traffic)
+
+    async def _transfer(
+        self, line: PacedStream, following: Callable[..., Awaitable[Request]], *header: bytes
+    ) -> bool:
+        """Answers until the other side rests; False when it asks for what cannot be: the stream is
+        of no further use then."""
+        line.flow = flow = self._meter.begin(line.peer)
         try:
-            with self._streams.hold(stream.peer):
-                while True:
-                    await self._answer(line, await asked.next(self._idle_s))
+            with self._streams.hold(line.peer):
+                request = await following(*header)
+                while not isinstance(request, Rest):
+                    await self._answer(line, request)
+                    request = await following()
         except Refusal as refusal:
             await write_frame(line, encode(NotHere(refusal.reason)))
+            return False
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-            self._meter.end(stream.peer, flow)
-            line.done()
+            self._meter.end(line.peer, flow)
+            line.over()
+        return True
 
     async def _answer(self, line: PacedStream, request: Request) -> None:
         """Answers one request. A refusal of it leaves the stream usable."""
@@ -326,7 +364,7 @@ class PullServer:
                 found = encode(tuple(summarise(names, part) for part in ranges))
             case GetStatements(names):
                 found = encode(self._donor.statements(names))
-            case Got():
+            case Got() | Rest():
                 raise Refusal("that is no question")
         if found is None:
             raise Refusal("it is not here")
@@ -413,10 +451,11 @@ class _Asked:
         return found
 
 
-async def _request(line: PacedStream) -> Request:
-    """The next request; Refusal when it is none, TransportError when no more come."""
+async def _request(line: PacedStream, header: bytes = b"") -> Request:
+    """The next request; Refusal when it is none, TransportError when no more come. `header` is what
+    was read of it."""
     try:
-        data = await read_frame(line, REQUEST_BYTES_MAX)
+        data = await read_frame(line, REQUEST_BYTES_MAX, header)
         request: Request = decode(data, Request, REQUEST_BYTES_MAX)  # type: ignore[arg-type]
     except FrameError as fault:
         raise Refusal(str(fault)) from None

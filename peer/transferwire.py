@@ -3,10 +3,12 @@
 Two protocols, each on streams of its own so that nothing large delays a control message:
 
 * CONTRIBUTE: an `Offer` frame and the payload's bytes; the answer is one frame of text, empty when
-  the contribution was taken. Where the offer wants it, frames of progress come before.
+  the contribution was taken. Where the offer wants it, frames of progress come before. On a stream
+  with a connection of its own the next offer may follow a contribution that was taken.
 * PULL: any number of requests, one frame each, answered in order by a `NotHere` frame or by a
   `Here` frame and that many bytes. A request may be sent before the last one is answered. Where the
-  answer wants it, `Got` frames tell of progress meanwhile.
+  answer wants it, `Got` frames tell of progress meanwhile. A `Rest` frame ends a transfer on a
+  stream with a connection of its own; the next one may follow.
 """
 
 from __future__ import annotations
@@ -208,6 +210,11 @@ class Got(msgspec.Struct, frozen=True, array_like=True, tag="g"):
     total: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
+class Rest(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+    """No question: a transfer is over, and another may follow on this stream. Older releases end
+    the stream at this, which is as well."""
+
+
 Request = (
     GetManifest
     | GetLeaves
@@ -221,6 +228,7 @@ Request = (
     | GetNews
     | GetBlock
     | Got
+    | Rest
 )
 
 

@@ -20,7 +20,7 @@ from dugnad.averaging.lineage import LineageRules
 from dugnad.averaging.outer import bits_of
 from dugnad.averaging.tree import Vector
 from dugnad.averaging.view import ExchangeSettings
-from dugnad.averaging.worker import FragmentRules, FragmentWorker, Kept, Progress
+from dugnad.averaging.worker import Commit, FragmentRules, FragmentWorker, Kept, Progress
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.ports import TransportError
@@ -116,12 +116,12 @@ class Network:
             raise TransportError("nobody is there")
         return await self.others[peer].contribution_in(contribution, pieces, payload)
 
-    async def payload(self, peers: Sequence[PeerId], header: fm.Header, size: int) -> bytes:
+    async def payload(self, peers: Sequence[PeerId], header: fm.Header, size: int) -> Commit:
         digest = fm.header_digest(header, RUN)
         for peer in set(peers) - self.cut:
             commit = self.others[peer].commit(header.fragment, digest)
             if commit is not None:
-                return commit.payload
+                return commit
         raise PullError("nobody has it")
 
     async def anchors(

@@ -66,11 +66,11 @@ def liar() -> Shelf:
 async def test_a_payload_is_drawn_from_all_donors() -> None:
     shelves = [Shelf(BIG) for _ in range(4)]
     meet = await swarm(*shelves)
-    payload = await meet.puller().payload(meet.peers, BIG.header, BIG.state.theta.size)
-    assert payload == BIG.commit.payload
+    found = await meet.puller().payload(meet.peers, BIG.header, BIG.state.theta.size)
+    assert found == BIG.commit
     assert all(shelf.asked > 1 for shelf in shelves)
     assert meet.blame == []
-    assert len(payload) < meet.traffic.received < len(payload) + 10_000
+    assert len(found.payload) < meet.traffic.received < len(found.payload) + 10_000
 
 
 async def test_the_state_of_three_fragments_comes_from_two_donors() -> None:
@@ -97,8 +97,8 @@ async def test_many_fragments_at_once_do_not_overrun_one_donor() -> None:
 
 async def test_a_donor_with_bad_pieces_is_named_and_the_others_complete(liar: Shelf) -> None:
     meet = await swarm(liar, Shelf(BIG), liar)
-    payload = await meet.puller().payload(meet.peers, BIG.header, BIG.state.theta.size)
-    assert payload == BIG.commit.payload
+    found = await meet.puller().payload(meet.peers, BIG.header, BIG.state.theta.size)
+    assert found == BIG.commit
     assert {one.peer for one in meet.blame} == {meet.peers[0], meet.peers[2]}
     assert all(one.lied and "leaf" in one.reason for one in meet.blame)
 
@@ -119,8 +119,8 @@ async def test_a_donor_with_another_list_of_hashes_is_named() -> None:
     false = Shelf(Held(BIG.header, Commit("int8", BIG.commit.payload, leaves), BIG.state))
     short = Shelf(Held(BIG.header, Commit("int8", b"", leaves[1:]), BIG.state))
     meet = await swarm(false, short, Shelf(BIG))
-    payload = await meet.puller().payload(meet.peers, BIG.header, BIG.state.theta.size)
-    assert payload == BIG.commit.payload
+    found = await meet.puller().payload(meet.peers, BIG.header, BIG.state.theta.size)
+    assert found == BIG.commit
     assert {one.peer for one in meet.blame} <= set(meet.peers[:2])
     assert all(one.lied for one in meet.blame)
 
@@ -142,15 +142,15 @@ async def test_a_donor_that_dies_half_way_costs_nothing_but_its_batches() -> Non
     dying = Dying(BIG)
     meet = await swarm(dying, Shelf(BIG))
     dying.die = lambda: meet.network.kill(meet.peers[0])
-    payload = await meet.puller().payload(meet.peers, BIG.header, BIG.state.theta.size)
-    assert payload == BIG.commit.payload
+    found = await meet.puller().payload(meet.peers, BIG.header, BIG.state.theta.size)
+    assert found == BIG.commit
     assert [(one.peer, one.lied) for one in meet.blame] == [(meet.peers[0], False)]
 
 
 async def test_a_spare_donor_takes_the_place_of_one_that_failed() -> None:
     empty = [Shelf() for _ in range(6)]
     meet = await swarm(*empty, Shelf(HELD))
-    assert await meet.puller().payload(meet.peers, HELD.header, SIZE) == HELD.commit.payload
+    assert await meet.puller().payload(meet.peers, HELD.header, SIZE) == HELD.commit
     assert {one.peer for one in meet.blame} == set(meet.peers[:6])
     assert {one.reason for one in meet.blame} == {"that payload is not here"}
 
@@ -167,8 +167,8 @@ async def frozen(stream: Stream) -> None:
 async def test_a_frozen_donor_is_cut_once_another_one_waits() -> None:
     meet = await swarm(frozen, Shelf(BIG))
     patient = PullPolicy(open_s=WAIT_S, idle_s=60.0, patience_s=0.02)
-    payload = await meet.puller(patient).payload(meet.peers, BIG.header, BIG.state.theta.size)
-    assert payload == BIG.commit.payload
+    found = await meet.puller(patient).payload(meet.peers, BIG.header, BIG.state.theta.size)
+    assert found == BIG.commit
     assert [one.peer for one in meet.blame] == [meet.peers[0]]
     assert "while other donors waited" in meet.blame[0].reason
 
@@ -216,7 +216,7 @@ def answering(*frames: bytes, then: bytes = b"") -> Callable[[Stream], Awaitable
 )
 async def test_a_donor_that_answers_garbage_is_dropped(frame: bytes) -> None:
     meet = await swarm(answering(frame), Shelf(HELD))
-    assert await meet.puller().payload(meet.peers[:2], HELD.header, SIZE) == HELD.commit.payload
+    assert await meet.puller().payload(meet.peers[:2], HELD.header, SIZE) == HELD.commit
     with pytest.raises(PullError):
         await meet.puller(QUICK).shard(meet.peers[:1], 0, b"s" * 32)
     with pytest.raises(PullError):
