@@ -4,6 +4,8 @@ from dugnad.dht.ports import Stream, TransportError
 
 HEADER_BYTES = 4
 FRAME_BYTES_MAX = 2**32 - 1
+# Up to this much is copied so that it goes in one write.
+TOGETHER_BYTES = 16384
 
 
 class FrameError(TransportError):
@@ -23,13 +25,21 @@ async def read_frame(stream: Stream, limit: int, header: bytes = b"") -> bytes:
 
 async def write_frame(stream: Stream, data: bytes | memoryview) -> None:
     """Sends `data` as one frame. FrameError if it does not fit the format."""
+    # One write for small frames (one packet on the line), no copy of large ones.
+    if memoryview(data).nbytes <= TOGETHER_BYTES:
+        await stream.write(framed(data))
+        return
+    await stream.write(_header(data))
+    await stream.write(data)
+
+
+def framed(data: bytes | memoryview) -> bytes:
+    """A frame with this content. FrameError if it does not fit the format."""
+    return _header(data) + bytes(data)
+
+
+def _header(data: bytes | memoryview) -> bytes:
     size = memoryview(data).nbytes
     if size > FRAME_BYTES_MAX:
         raise FrameError(f"{size} bytes do not fit a frame")
-    header = size.to_bytes(HEADER_BYTES, "big")
-    # One write for small frames (one packet on the line), no copy of large ones.
-    if size <= 16384:
-        await stream.write(header + bytes(data))
-        return
-    await stream.write(header)
-    await stream.write(data)
+    return size.to_bytes(HEADER_BYTES, "big")

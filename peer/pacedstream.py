@@ -78,6 +78,8 @@ class PacedStream:
         """The transfer that it carries, if somebody measures it."""
         self.told: int | None = None
         """Bytes of that transfer that the other side says it has, once it says so."""
+        self.rests = False
+        """Whether the other side knows that the transfer is over with what it was asked for."""
         self._stream = stream
         self._acked = stream if isinstance(stream, Acknowledged) else None
         self._lasting = stream if isinstance(stream, Lasting) else None

@@ -29,7 +29,7 @@ from dugnad.averaging.formats import (
 from dugnad.averaging.reconcile import Range, Summary
 from dugnad.averaging.tree import HASH_BYTES, LEAF_PARAMS, Vector, root_of
 from dugnad.averaging.worker import Commit
-from dugnad.dht.frames import read_frame, write_frame
+from dugnad.dht.frames import framed, read_frame, write_frame
 from dugnad.dht.ids import PeerId, RunId, short
 from dugnad.dht.ports import StreamEnded, Transport, TransportError
 from dugnad.dht.records import RecordError, decode, encode
@@ -276,7 +276,9 @@ class Puller:
             line, over = PacedStream(stream, self._policy.idle_s, self._traffic), False
             try:
                 yield line
-                if line.lasts:
+                if line.rests:
+                    over = True
+                elif line.lasts:
                     with contextlib.suppress(TransportError):  # it has ended: the next one is new
                         await write_frame(line, encode(Rest()))
                         over = True
@@ -338,18 +340,15 @@ class Puller:
                 pass  # the next one that was kept, or a new one
 
     async def _draw_on(self, line: PacedStream, job: Job) -> None:
-        for part in job.parts:
-            if part.hashes is None:
-                part.hashes = await _fetch_hashes(line, job, part)
-        held: deque[Batch] = deque()
-        job.lines.add(line)
         line.flow = flow = self._meter.begin(line.peer)
+        job.lines.add(line)
+        draw = _Draw(line, job, flow)
         try:
-            await _fetch_batches(line, job, held, flow)
+            await draw.run()
         finally:
             self._meter.end(line.peer, flow)
             job.lines.discard(line)
-            job.put_back(held)
+            job.put_back(draw.held)
 
 
 class _Dead(Exception):
@@ -372,57 +371,75 @@ async def _here(line: PacedStream) -> Here:
     return answer
 
 
-async def _fetch_hashes(line: PacedStream, job: Job, part: Part) -> tuple[bytes, ...]:
-    """The leaf hashes of a part, matching its root; Refusal when they do not."""
-    await write_frame(line, encode(GetLeaves(part.kind, job.fragment, job.digest)))
-    size = (await _here(line)).size
-    if size != part.count * HASH_BYTES:
-        raise Refusal(f"{size} bytes of hashes for {part.count} leaves of {part.kind}")
-    data = await line.read(size)
-    hashes = tuple(data[at : at + HASH_BYTES] for at in range(0, size, HASH_BYTES))
-    found = await off_loop(part.count * _NODE_BYTES, partial(root_of, hashes))
-    if found != part.root:
-        raise Refusal(f"the leaf hashes of {part.kind} have another root than the header")
-    return hashes
-
-
-async def _fetch_batches(line: PacedStream, job: Job, held: deque[Batch], flow: Flow) -> None:
-    """Fetches until the pool is empty; `held` are the batches that were asked for.
-
-    No more is asked for than the donor's line carries in a moment: what it sends us later waits in
-    queues that its heartbeats have to pass, too.
+class _Draw:
+    """What is drawn from one donor in one go: hashes where nobody has them yet, and batches until
+    the pool is empty. No more is asked for than the donor's line carries in a moment: what it sends
+    us later waits in queues that its heartbeats have to pass, too.
     """
-    loop, got = asyncio.get_running_loop(), 0
-    while True:
-        while len(held) < REQUESTS_AHEAD and job.pool:
+
+    def __init__(self, line: PacedStream, job: Job, flow: Flow) -> None:
+        self._line, self._job, self._flow = line, job, flow
+        self._got = 0
+        self._asked_last = False
+        self.held: deque[Batch] = deque()
+        """What was asked for and is not here."""
+
+    async def run(self) -> None:
+        """Until nothing is left to ask for. Refusal if the donor lies."""
+        job = self._job
+        unknown = [part for part in job.parts if part.hashes is None]
+        asked = [encode(GetLeaves(part.kind, job.fragment, job.digest)) for part in unknown]
+        await self._ask(asked)  # with the first batches, so that no round trip lies between
+        for part in unknown:
+            part.hashes = await self._hashes_in(part)
+        while self.held:
+            await self._batch_in(self.held[0])
+            self._got += len(self.held.popleft().view)
+            self._flow.arrived(self._got, stream_time())
+            job.done()
+            await self._ask([])
+
+    async def _ask(self, requests: list[bytes]) -> None:
+        """Sends these requests and those for the next batches."""
+        job, flow, held = self._job, self._flow, self.held
+        while len(held) < REQUESTS_AHEAD and job.pool and not self._asked_last:
             if held and flow.under_way >= max(flow.window, AHEAD_BYTES_MIN):
                 break
             held.append(job.next(flow.room()))
-            flow.sent(len(held[-1].view), loop.time())
-            await write_frame(line, encode(job.request(held[-1])))
-        if not held:
-            return
-        await _fetch_batch(line, held[0], got)
-        got += len(held.popleft().view)
-        flow.arrived(got, loop.time())
-        job.done()
+            flow.sent(len(held[-1].view), stream_time())
+            request = job.request(held[-1])
+            self._line.rests = self._asked_last = request.last
+            requests.append(encode(request))
+        if requests:
+            await self._line.write(b"".join(framed(request) for request in requests))
 
+    async def _hashes_in(self, part: Part) -> tuple[bytes, ...]:
+        """The leaf hashes of a part, matching its root; Refusal when they do not."""
+        size = (await _here(self._line)).size
+        if size != part.count * HASH_BYTES:
+            raise Refusal(f"{size} bytes of hashes for {part.count} leaves of {part.kind}")
+        data = await self._line.read(size)
+        hashes = tuple(data[at : at + HASH_BYTES] for at in range(0, size, HASH_BYTES))
+        found = await off_loop(part.count * _NODE_BYTES, partial(root_of, hashes))
+        if found != part.root:
+            raise Refusal(f"the leaf hashes of {part.kind} have another root than the header")
+        return hashes
 
-async def _fetch_batch(line: PacedStream, batch: Batch, before: int) -> None:
-    """Receives a batch in place, after so many bytes `before` it on this stream; Refusal when a
-    leaf is not what its hash says."""
-    here, view = await _here(line), batch.view
-    size = here.size
-    if size != len(view):
-        raise Refusal(f"{size} bytes of {batch.part.kind} where {len(view)} were due")
+    async def _batch_in(self, batch: Batch) -> None:
+        """Receives a batch in place; Refusal when a leaf is not what its hash says."""
+        line, before = self._line, self._got
+        here, view = await _here(line), batch.view
+        size = here.size
+        if size != len(view):
+            raise Refusal(f"{size} bytes of {batch.part.kind} where {len(view)} were due")
 
-    async def tell(arrived: int) -> None:
-        await write_frame(line, encode(Got(before + arrived)))
+        async def tell(arrived: int) -> None:
+            await write_frame(line, encode(Got(before + arrived)))
 
-    await line.read_into(view, tell if here.each else None, here.each)
-    bad = batch.bad_leaf()  # an answer's bytes at most: less than handing it to a thread costs
-    if bad is not None:
-        raise Refusal(f"leaf {bad} of {batch.part.kind} has another hash than its list says")
+        await line.read_into(view, tell if here.each else None, here.each)
+        bad = batch.bad_leaf()  # an answer's bytes at most: less than handing it to a thread costs
+        if bad is not None:
+            raise Refusal(f"leaf {bad} of {batch.part.kind} has another hash than its list says")
 
 
 def _nobody(blame: Sequence[Blame]) -> PullError:

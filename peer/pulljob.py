@@ -22,8 +22,8 @@ from dugnad.peer.transferwire import (
 )
 
 BATCHES_PER_DONOR: Final = 4
-"""A transfer is cut into at least so many batches for each donor, so that a fast one can do more
-than its share; fewer than that where a batch would be less than a leaf."""
+"""A transfer is cut into at least so many batches for each donor where there are several, so that a
+fast one can do more than its share; fewer than that where a batch would be less than a leaf."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,9 +88,11 @@ class Job:
             self.finished.set()
 
     def request(self, batch: Batch) -> GetPieces:
-        """What to ask for it."""
-        part = batch.part
-        return GetPieces(part.kind, self.fragment, self.digest, batch.first, batch.count, True)
+        """What to ask for it; the last one of a donor for now when nothing else is left."""
+        part, last = batch.part, not self.pool
+        return GetPieces(
+            part.kind, self.fragment, self.digest, batch.first, batch.count, True, last
+        )
 
     def next(self, room: int) -> Batch:
         """A batch to ask for, of at most `room` bytes or of one leaf; the rest of it goes back."""
@@ -146,8 +148,8 @@ class Job:
 def batches(part: Part, workers: int) -> list[Batch]:
     """The part cut into batches: small enough for an answer and to go round."""
     fitting = PIECES_BYTES_MAX // part.leaf_bytes
-    fair = -(-part.count // (BATCHES_PER_DONOR * max(1, workers)))
-    step = max(1, min(fitting, fair))
+    shares = BATCHES_PER_DONOR * workers if workers > 1 else 1
+    step = max(1, min(fitting, -(-part.count // shares)))
     return [
         Batch(part, first, min(step, part.count - first)) for first in range(0, part.count, step)
     ]

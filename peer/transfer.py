@@ -26,7 +26,14 @@ from dugnad.averaging.formats import (
 from dugnad.averaging.reconcile import summarise
 from dugnad.averaging.tree import LEAF_PARAMS, Vector, array_bytes, leaf_hashes, root_of
 from dugnad.averaging.worker import Commit
-from dugnad.dht.frames import HEADER_BYTES, FrameError, read_frame, write_frame
+from dugnad.dht.frames import (
+    HEADER_BYTES,
+    TOGETHER_BYTES,
+    FrameError,
+    framed,
+    read_frame,
+    write_frame,
+)
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.keptstreams import REST_S
 from dugnad.dht.ports import Stream, Transport, TransportError
@@ -311,6 +318,8 @@ class PullServer:
                 request = await following(*header)
                 while not isinstance(request, Rest):
                     await self._answer(line, request)
+                    if line.lasts and isinstance(request, GetPieces) and request.last:
+                        break
                     request = await following()
         except Refusal as refusal:
             await write_frame(line, encode(NotHere(refusal.reason)))
@@ -326,11 +335,15 @@ class PullServer:
             data = await self._find(request)
             tells = isinstance(request, GetPieces) and request.tells
             each = line.wants_words() if tells else 0
+            here = framed(encode(Here(data.nbytes, each)))
             with self._sending.hold(line.peer, data.nbytes):
-                await write_frame(line, encode(Here(data.nbytes, each)))
-                if each:
-                    line.begin_flow()
-                await line.write(data)
+                if data.nbytes <= TOGETHER_BYTES and not each:
+                    await line.write(here + data)
+                else:
+                    await line.write(here)
+                    if each:
+                        line.begin_flow()
+                    await line.write(data)
                 self._traffic.served += data.nbytes
         except Refusal as refusal:
             await write_frame(line, encode(NotHere(refusal.reason)))

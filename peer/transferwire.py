@@ -154,6 +154,8 @@ class GetPieces(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     count: _Leaves
     tells: bool = False
     """Whoever asks says with `Got` how much has arrived, if the answer wants to hear it."""
+    last: bool = False
+    """The transfer is over with the answer, as after a `Rest`."""
 
 
 class GetShard(msgspec.Struct, frozen=True, array_like=True, tag="s"):

@@ -25,6 +25,7 @@ from dugnad.peer.transferwire import (
     PULL_PROTOCOL,
     REQUEST_BYTES_MAX,
     Blame,
+    GetHeads,
     GetPieces,
     Here,
     PullError,
@@ -143,7 +144,7 @@ async def test_streams_that_died_while_they_were_kept_are_replaced(tmp_path: Pat
         assert (mine.counts.direct, mine.counts.again) == (4, 2)
 
 
-async def test_a_peer_of_an_older_release_ends_the_stream_and_is_asked_on_a_new_one(
+async def test_where_an_older_release_ends_the_stream_the_next_one_is_new(
     tmp_path: Path,
 ) -> None:
     async def older(stream: Stream) -> None:
@@ -152,7 +153,7 @@ async def test_a_peer_of_an_older_release_ends_the_stream_and_is_asked_on_a_new_
             asked: Request = decode(data, Request, REQUEST_BYTES_MAX)  # type: ignore[arg-type]
             if isinstance(asked, Rest):  # to such a release a record that it does not know
                 return
-            answer = b"".join(BIG.commit.leaves)
+            answer = encode(()) if isinstance(asked, GetHeads) else b"".join(BIG.commit.leaves)
             if isinstance(asked, GetPieces):
                 leaf = CODECS["int8"].encoded_size(LEAF_PARAMS)
                 answer = BIG.commit.payload[asked.first * leaf :][: asked.count * leaf]
@@ -163,11 +164,12 @@ async def test_a_peer_of_an_older_release_ends_the_stream_and_is_asked_on_a_new_
         await home.accept(PULL_PROTOCOL, older)
         puller = Puller(mine, RUN, CALM)
         await drawn(puller)
+        assert await puller.heads([HOME.peer]) == ()
         async with asyncio.timeout(WAIT_S):
             while len(home._streams):  # noqa: ASYNC110  its end has no event
                 await asyncio.sleep(0.01)
         await drawn(puller)
-        assert (mine.counts.direct, mine.counts.again) == (2, 0)
+        assert (mine.counts.direct, mine.counts.again) == (2, 1)
 
 
 async def test_streams_that_nobody_needs_end_by_themselves(
