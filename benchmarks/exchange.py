@@ -2,7 +2,8 @@
 
     python benchmarks/exchange.py --json exchange.json --svg exchange.svg
     python benchmarks/exchange.py --gigabit --only "ours int8" "gloo float32"     (needs root)
-    python benchmarks/exchange.py --matrix --json matrix.json
+    python benchmarks/exchange.py --matrix --minutes 60 --json matrix.json
+    python benchmarks/exchange.py --cells 4x1 4x10 --rounds 3 --json matrix.json  (adds to the file)
 
 Ours is measured from hand-in to adopted anchors at all peers: error feedback, hashes, signatures,
 encryption and the outer step included; `alone` leaves out error feedback, outer step and roots, as
@@ -21,15 +22,12 @@ move: 2 (N-1) d 4 bytes. `--gigabit` runs each peer in a namespace with a line o
 
 A key that ends in `_alone` is of `ours int8 alone`.
 
-hivemind's 8-bit codec fails silently with numpy 2.4 or later, so it runs under `--hivemind-python`,
-an environment with hivemind and an older numpy, and is left out otherwise. To make one beside an
-existing .venv:
+hivemind's 8-bit codec fails silently with numpy 2.4 or later, so it runs in an environment of its
+own and is left out without one:
 
-    python -m venv --without-pip build/bench-venv
-    .venv/bin/python -m pip install --no-deps 'numpy==2.3.5' \\
-        --target build/bench-venv/lib/python3.11/site-packages
-    echo "$PWD/.venv/lib/python3.11/site-packages" \\
-        > build/bench-venv/lib/python3.11/site-packages/rest.pth
+    python3.11 -m venv build/hivemind && build/hivemind/bin/pip install \\
+        -c <(grep -v ^numpy constraints.txt) hivemind torch psutil 'numpy<2.4'
+    python benchmarks/exchange.py --hivemind-python build/hivemind/bin/python
 """
 
 from __future__ import annotations
@@ -39,13 +37,17 @@ import asyncio
 import contextlib
 import importlib
 import json
+import math
 import os
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 from _exchangeplot import exchange_svg
 from _fleet import Fleet, Measured, Peer, serve
 from _gigabit import Lan, missing
@@ -64,9 +66,14 @@ SHORT: Final = ("ours int8", ALONE, *HIVEMIND, GLOO)
 GIGABIT: Final = ("ours int8", "hivemind float16", GLOO)
 SPARSE: Final = ("int4", "topk")
 """Codecs whose hand-ins are far from what was learned: the residual keeps the rest."""
-MATRIX: Final = [(n, d * 1_000_000) for d in (1, 10, 50) for n in (2, 4, 8)]
-MATRIX_BYTES_PER_PARAM: Final = 60
-"""Of each of our peers, and as much for one of theirs; cells beyond the memory are left out."""
+MATRIX: Final = {f"{n}x{d}": (n, d * 1_000_000) for d in (1, 10, 50) for n in (2, 4, 8)}
+MATRIX_MINUTES: Final = 60.0
+"""What would begin later is left out."""
+BYTES_PER_PARAM: Final = {ALONE: 30, GLOO: 24}
+BYTES_PER_PARAM_MAX: Final = 66
+"""Of a peer: ours in full with float32 hand-ins, and theirs; less where it is named above."""
+BYTES_PER_PEER: Final = 150_000_000
+"""Without any parameters."""
 GIGABIT_MBIT: Final = 1000.0
 GOALS: Final = {
     "speedup_vs_hivemind": (">=", 5.0),
@@ -86,7 +93,10 @@ def main() -> None:
     if options.role:
         be_peer(options)
         return
-    figures = matrix(options) if options.matrix else whole(options)
+    if options.matrix or options.cells:
+        matrix(options)
+        return
+    figures = whole(options)
     if options.json:
         Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
 
@@ -105,6 +115,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=ROLES)
     parser.add_argument("--short", action="store_true", help="int8 beside hivemind and gloo alone")
     parser.add_argument("--matrix", action="store_true", help="2, 4, 8 peers by 1, 10, 50 million")
+    parser.add_argument("--cells", nargs="+", choices=MATRIX, help="these of the matrix")
+    parser.add_argument(
+        "--minutes", type=float, default=MATRIX_MINUTES, help="of the matrix: no more begins then"
+    )
     parser.add_argument(
         "--gigabit", action="store_true", help="only on lines of 1 Gbit/s (done last otherwise)"
     )
@@ -119,10 +133,7 @@ def parse() -> argparse.Namespace:
 
 def whole(options: argparse.Namespace) -> Figures:
     """Everything for one number of peers and one size: on loopback, then on lines of 1 Gbit/s."""
-    chosen = list(options.only or (SHORT if options.short else ROLES))
-    if options.hivemind_python is None and HIVEMIND_8BIT in chosen:
-        chosen.remove(HIVEMIND_8BIT)
-        print(f"{HIVEMIND_8BIT} is left out: it needs --hivemind-python with numpy below 2.4")
+    chosen = ways(options, SHORT if options.short else ROLES)
     figures: Figures = {}
     results: Results = {}
     if not options.gigabit:
@@ -150,24 +161,59 @@ def whole(options: argparse.Namespace) -> Figures:
     return figures
 
 
-def matrix(options: argparse.Namespace) -> Figures:
-    """Each number of peers by each size that fits the memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    cells: list[Figures] = []
-    for peers, params in MATRIX:
-        options.peers, options.params = peers, params
-        need = peers * params * MATRIX_BYTES_PER_PARAM
-        if need > memory:
-            print(f"{peers} peers of {params:,}: left out, {need / 1e9:.0f} GB would be needed")
-            continue
-        figures = summary(options, measure_all(options, list(options.only or SHORT)))
-        show(figures)
-        cells.append(figures)
-    return {"cells": cells}
+def ways(options: argparse.Namespace, usual: Sequence[str]) -> list[str]:
+    """What is to be measured, of what can be."""
+    chosen = list(options.only or usual)
+    if options.hivemind_python is None and HIVEMIND_8BIT in chosen:
+        chosen.remove(HIVEMIND_8BIT)
+        print(f"{HIVEMIND_8BIT} is left out: it needs --hivemind-python with numpy below 2.4")
+    return chosen
 
 
-def measure_all(options: argparse.Namespace, chosen: list[str], lan: Lan | None = None) -> Results:
-    """Each way to average, printed as it comes."""
+def matrix(options: argparse.Namespace) -> None:
+    """Each number of peers by each size, or the cells that are named; what fits the memory and the
+    time. Each is written to --json at once, beside those that the file has already."""
+    until = time.monotonic() + 60.0 * options.minutes
+    chosen = ways(options, (*SHORT, HIVEMIND_8BIT))
+    for name in options.cells or MATRIX:
+        options.peers, options.params = MATRIX[name]
+        fitting = [way for way in chosen if fits(options, way)]
+        if results := measure_all(options, fitting, until=until):
+            figures = summary(options, results)
+            show(figures)
+            if options.json:
+                add_cell(Path(options.json), name, figures)
+
+
+def fits(options: argparse.Namespace, way: str) -> bool:
+    """Whether the memory that is free now is enough; says so if not."""
+    free = psutil.virtual_memory().available
+    each = BYTES_PER_PARAM.get(way, BYTES_PER_PARAM_MAX) * options.params + BYTES_PER_PEER
+    if (need := options.peers * each) <= free:
+        return True
+    print(
+        f"{way}: {options.peers} peers of {options.params:,} are left out,"
+        f" they would need {need / 1e9:.0f} GB of {free / 1e9:.0f}",
+        flush=True,
+    )
+    return False
+
+
+def add_cell(file: Path, name: str, figures: Figures) -> None:
+    """Write a cell to a file of cells; ways measured earlier stay, but for those measured again."""
+    cells: dict[str, Figures] = json.loads(file.read_text())["cells"] if file.exists() else {}
+    before = cells.get(name, {}).get("results", {})
+    cells[name] = {**cells.get(name, {}), **figures, "results": before | figures["results"]}
+    file.write_text(json.dumps({"cells": cells}, indent=1) + "\n")
+
+
+def measure_all(
+    options: argparse.Namespace,
+    chosen: list[str],
+    lan: Lan | None = None,
+    until: float = math.inf,
+) -> Results:
+    """Each way to average that begins before `until`, printed as it comes."""
     where = ", lines of 1 Gbit/s" if lan else ""
     print(f"{options.peers} peers, {options.params:,} parameters, {options.rounds} rounds{where}")
     print(
@@ -176,6 +222,9 @@ def measure_all(options: argparse.Namespace, chosen: list[str], lan: Lan | None 
     results: Results = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         for name in chosen:
+            if time.monotonic() >= until:
+                print(f"{name:18} left out: {options.minutes:g} minutes are over", flush=True)
+                continue
             try:
                 results[name] = measure(options, name, Path(folder), lan)
             except RuntimeError as fault:

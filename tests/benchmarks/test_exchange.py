@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -10,12 +11,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
+import psutil
 import pytest
 from _exchangeplot import exchange_svg
 from _fleet import Measured
 from _gigabit import Lan
 from _plainworker import PlainWorker
-from exchange import ALONE, GLOO, show, summary
+from exchange import ALONE, GLOO, add_cell, fits, measure_all, show, summary
 from short import PROGRAMS, lines
 
 from dugnad.averaging import formats as fm
@@ -146,3 +148,30 @@ def test_a_lan_carries_bytes_between_peers_and_leaves_nothing() -> None:
             server.kill()
             server.wait()
     assert not any(place.exists() for place in places)
+
+
+def test_parts_of_the_matrix_come_together_in_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "matrix.json"
+    add_cell(file, "4x1", summary(OPTIONS, {"ours int8": measured(0.2, 0.6)}))
+    add_cell(file, "4x1", summary(OPTIONS, {GLOO: measured(0.1, 0.1)}))
+    add_cell(file, "2x1", summary(OPTIONS, {GLOO: measured(0.3, 0.1)}))
+    add_cell(file, "2x1", summary(OPTIONS, {GLOO: measured(0.2, 0.1)}))
+    cells = json.loads(file.read_text())["cells"]
+    assert set(cells["4x1"]["results"]) == {"ours int8", GLOO}
+    assert cells["2x1"]["results"][GLOO]["seconds"] == 0.2
+
+
+def test_what_does_not_fit_the_memory_is_left_out_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: argparse.Namespace(available=20e9))
+    cell = argparse.Namespace(peers=8, params=50_000_000)
+    assert fits(cell, ALONE)
+    assert not fits(cell, "ours int8")
+    assert "ours int8: 8 peers of 50,000,000 are left out" in capsys.readouterr().out
+
+
+def test_no_way_begins_after_the_time_of_the_matrix(capsys: pytest.CaptureFixture[str]) -> None:
+    options = argparse.Namespace(peers=2, params=1_000_000, rounds=1, minutes=3.0)
+    assert measure_all(options, [GLOO], until=0.0) == {}
+    assert "left out: 3 minutes are over" in capsys.readouterr().out
