@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dugnad.averaging.codecs import CODECS, Codec, CodecError, leaf_bounds
+from dugnad.averaging.codecs import CODECS, SPARSE_CODECS, Codec, CodecError, leaf_bounds
 from dugnad.averaging.leaf import Encoded, about_squared, leaf_room
 from dugnad.averaging.outer import OuterState, Rates, step_leaf
 from dugnad.averaging.pages import PAGES
@@ -52,6 +52,14 @@ HAND_INS_BEFORE_BOUND: Final = 8
 
 RECENT_HAND_INS: Final = 32
 """Hand-ins whose norms make the median; those without any progress are left out."""
+
+UNSENT_SHARE: Final = 0.3
+"""Of what waits in the residual of a sparse codec, the part that the learner keeps in its
+parameters when it moves to a new anchor. With none of it, it trains the same direction again at
+every anchor until its turn comes, and overshoots; with all of it, each learner goes its own way.
+Measured (M = 2, 4, 8, topk-1.56; `benchmarks/parity.py`): the residuals of peers hardly agree, so
+of a peer's own about 1 / M and a little more reaches the anchor in the end; 0.25 to 0.4 did best.
+"""
 
 RETAINED_MAX: Final = 64
 """Contributions held for settling: F + S versions is 6, the rest is room for a peer cut off."""
@@ -172,6 +180,8 @@ class FragmentBuffers:
         """Hand-ins so far, those that were taken back included."""
         self.dropped_norm = 0.0
         """Sum of the norms of all that the residual's bound dropped: progress that is gone."""
+        self.sparse = False
+        """Whether the newest hand-in left most of its progress in the residual."""
         self._recent: deque[float] = deque(maxlen=RECENT_HAND_INS)
         self._begun_norm = 0.0
 
@@ -197,6 +207,7 @@ class FragmentBuffers:
         hashes, progress_norm, residual_norm = self._encoded(learner_theta, codec, room, rest)
         payload = room.take()
         self.ref, self.residual = _lasting(learner_theta), rest
+        self.sparse = codec.name in SPARSE_CODECS
         self.last_seq = seq
         self.made += 1
         self.retained[seq] = Retained(payload, codec.name)
@@ -265,15 +276,23 @@ class FragmentBuffers:
     def adopt(self, state: AnchorState) -> Vector:
         """Make ``state`` the anchor; return what is to be added to the learner's parameters.
 
-        What the learner learned since its last hand-in stays on top. ``state`` may be of any
-        lineage.
+        What the learner learned since its last hand-in stays on top, and where hand-ins are sparse
+        UNSENT_SHARE of the residual does, too: from there it goes on, so none of it is counted
+        twice. ``state`` may be of any lineage.
         """
         if state.theta.size != self.size:
             raise BuffersError(f"an anchor of {state.theta.size} parameters for {self.size}")
-        delta = np.subtract(state.theta, self.ref, out=PAGES.vector(self.size))
-        self.anchor = state
-        self.ref = state.theta
+        ref = self._beside(state.theta) if self.sparse else state.theta
+        delta = np.subtract(ref, self.ref, out=PAGES.vector(self.size))
+        self.anchor, self.ref = state, ref
         return delta
+
+    def _beside(self, theta: Vector) -> Vector:
+        """Return where a learner stands that keeps UNSENT_SHARE of the residual; read-only."""
+        ref = np.multiply(self.residual, np.float32(-UNSENT_SHARE), out=PAGES.vector(self.size))
+        np.add(ref, theta, out=ref)
+        ref.flags.writeable = False
+        return ref
 
     def add_residual(self, vector: Vector) -> None:
         """Add to the residual: a home puts the rounding of its merged payload back this way."""
@@ -321,6 +340,8 @@ class FragmentBuffers:
             buffers.dropped_norm = float(arrays["dropped_norm"][0])
             buffers._recent.extend(float(norm) for norm in arrays["recent_norms"])
             buffers.retained = _restored(arrays, theta.size)
+            newest = next(reversed(buffers.retained.values()), None)
+            buffers.sparse = newest is not None and newest.codec in SPARSE_CODECS
         except (KeyError, IndexError) as fault:
             raise BuffersError(f"a snapshot without {fault}") from fault
         for array in (buffers.ref, buffers.residual):

@@ -35,6 +35,7 @@ __all__ = [
     "INT8_BLOCK",
     "SCALE_MAX",
     "SMALLEST",
+    "SPARSE_CODECS",
     "Codec",
     "CodecError",
     "Float16Codec",
@@ -155,6 +156,9 @@ HAND_IN_ONLY: Final[dict[str, Codec]] = {
     codec.name: codec for codec in (Int4Codec(), *map(TopkCodec, TOPK_KEPT))
 }
 """Codecs too coarse for a commit, from the richest down."""
+
+SPARSE_CODECS: Final = frozenset(map(str, HAND_IN_ONLY)) - {"int4"}
+"""Those that leave most parameters out of each hand-in."""
 
 CODECS: Final[dict[str, Codec]] = COMMIT_CODECS | HAND_IN_ONLY
 """Every codec by its name in manifests and headers, from the richest down."""

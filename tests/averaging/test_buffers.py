@@ -11,6 +11,7 @@ from dugnad.averaging.buffers import (
     HAND_INS_BEFORE_BOUND,
     RESIDUAL_BOUND,
     RETAINED_MAX,
+    UNSENT_SHARE,
     AnchorState,
     BuffersError,
     FragmentBuffers,
@@ -201,6 +202,39 @@ def test_adopting_keeps_what_was_learned_since_the_hand_in_on_top() -> None:
     np.testing.assert_array_equal(buffers.ref - theta, np.float32(0.25))
 
 
+def test_after_a_sparse_hand_in_a_part_of_what_waits_stays_in_the_learners_parameters() -> None:
+    anchor, fresh = noise(5000, 0), np.float32(0.25)
+    buffers = FragmentBuffers(AnchorState.fresh(noise(5000, 1)))
+    theta = noise(5000, 2)
+    buffers.hand_in(1, theta, CODECS["topk-1.56"])
+    theta = theta - fresh + buffers.adopt(AnchorState.fresh(anchor))
+    due = anchor - UNSENT_SHARE * buffers.residual - fresh
+    np.testing.assert_allclose(theta, due, atol=1e-5)
+    np.testing.assert_allclose(buffers.ref - theta, fresh, atol=1e-5)
+    buffers.hand_in(2, theta, INT8)
+    theta = theta + buffers.adopt(AnchorState.fresh(anchor))
+    assert buffers.ref is buffers.anchor.theta
+
+
+def test_sparse_hand_ins_do_not_train_the_same_way_again_until_they_overshoot() -> None:
+    """Two peers go a tenth of the way to one goal each round, which sparse hand-ins carry in 64."""
+    goal, codec = noise(4096, 0), CODECS["topk-1.56"]
+    anchor = AnchorState.fresh(np.zeros(4096, np.float32))
+    peers = [FragmentBuffers(anchor) for _ in range(2)]
+    thetas = [anchor.theta.copy() for _ in peers]
+    for number in range(160):
+        merged = np.zeros(4096, np.float32)
+        for peer, buffers in enumerate(peers):
+            thetas[peer] = thetas[peer] - np.float32(0.1) * (thetas[peer] - goal)
+            made = buffers.hand_in(number, thetas[peer], codec)
+            buffers.forget(number)
+            merged += codec.decode(made.payload, 4096) / np.float32(len(peers))
+        anchor = AnchorState.fresh(anchor.theta - merged)
+        for peer, buffers in enumerate(peers):
+            thetas[peer] = thetas[peer] + buffers.adopt(anchor)
+    assert np.linalg.norm(anchor.theta - goal) < 0.6 * np.linalg.norm(goal)
+
+
 def test_refused_hand_ins_leave_the_buffers_as_they_were() -> None:
     buffers = FragmentBuffers(AnchorState.fresh(noise(100, 0)))
     buffers.hand_in(5, noise(100, 1), INT8)
@@ -338,15 +372,17 @@ def test_an_anchor_of_another_size_is_refused() -> None:
 def test_buffers_come_back_from_a_snapshot_and_go_on_alike() -> None:
     n = 2000
     buffers = FragmentBuffers(AnchorState.fresh(noise(n, 0)))
-    for seq, codec in enumerate(("int8", "float16")):
+    for seq, codec in enumerate(("int8", "float16", "topk-6.25")):
         buffers.hand_in(seq, noise(n, seq + 1), CODECS[codec])
     buffers.settle(0, 0.5)
     copy = FragmentBuffers.restore(buffers.export())
     assert copy.anchor.theta_root == buffers.anchor.theta_root
+    following = AnchorState.fresh(noise(n, 8))
+    np.testing.assert_array_equal(copy.adopt(following), buffers.adopt(following))
     for one in (buffers, copy):
         one.settle(0, 1.0)
         one.settle(1, 0.25)
-    assert copy.hand_in(2, noise(n, 9), INT8) == buffers.hand_in(2, noise(n, 9), INT8)
+    assert copy.hand_in(3, noise(n, 9), INT8) == buffers.hand_in(3, noise(n, 9), INT8)
     np.testing.assert_array_equal(copy.residual, buffers.residual)
 
 
