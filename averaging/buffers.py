@@ -26,8 +26,17 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dugnad.averaging.codecs import CODECS, SPARSE_CODECS, Codec, CodecError, leaf_bounds
-from dugnad.averaging.leaf import Encoded, about_squared, leaf_room
+from dugnad.averaging import kernels
+from dugnad.averaging.codec_base import octets_of
+from dugnad.averaging.codecs import (
+    CODECS,
+    SPARSE_CODECS,
+    Codec,
+    CodecError,
+    Int8Codec,
+    leaf_bounds,
+)
+from dugnad.averaging.leaf import Encoded, leaf_room, squared
 from dugnad.averaging.outer import OuterState, Rates, step_leaf
 from dugnad.averaging.pages import PAGES
 from dugnad.averaging.room import Room
@@ -380,18 +389,11 @@ class FragmentBuffers:
             param_bounds(self.size), leaf_bounds(codec, self.size), strict=True
         ):
             part, bench = total[: stop - start], scratch[: stop - start]
-            np.subtract(self.ref[start:stop], theta[start:stop], out=part)
-            progress += about_squared(part)
-            if not math.isfinite(progress):
-                raise BuffersError("the learner's parameters are not finite")
-            np.add(self.residual[start:stop], part, out=part)
             octets = room.view[first:last]
-            try:
-                codec.encode_rest(part, octets, rest[start:stop], bench)
-            except CodecError as fault:
-                raise BuffersError(f"progress cannot be encoded: {fault.reason}") from fault
+            moved = self.ref[start:stop], theta[start:stop], self.residual[start:stop]
+            made = _encode_progress(codec, moved, octets, rest[start:stop], (part, bench))
             hashes.append(leaf_hash(octets))
-            left += about_squared(rest[start:stop])
+            progress, left = progress + made[0], left + made[1]
         return tuple(hashes), math.sqrt(progress), math.sqrt(left)
 
     def _bound_residual(self, norm: float) -> tuple[float, float]:
@@ -404,6 +406,38 @@ class FragmentBuffers:
         np.multiply(self.residual, np.float32(limit / norm), out=self.residual)
         self.dropped_norm += norm - limit
         return limit, norm - limit
+
+
+def _encode_progress(
+    codec: Codec,
+    moved: tuple[Vector, Vector, Vector],
+    octets: memoryview,
+    rest: Vector,
+    rooms: tuple[Vector, Vector],
+) -> tuple[float, float]:
+    """Encode a leaf of residual + (ref - theta), ``moved`` being (ref, theta, residual).
+
+    Returns the squared norms of ref - theta and of ``rest``, which gets what encoding loses. Raises
+    :class:`BuffersError` for parameters that are not finite.
+    """
+    native, (ref, theta, residual), (part, bench) = kernels.current(), moved, rooms
+    if native is not None and isinstance(codec, Int8Codec):
+        done = native.hand_in(ref, theta, residual, octets_of(octets), rest)
+        if done is not None:
+            return done
+    if native is not None:
+        progress = native.progress(ref, theta, residual, part)
+    else:
+        np.subtract(ref, theta, out=part)
+        progress = squared(part)
+        np.add(residual, part, out=part)
+    if not math.isfinite(progress):
+        raise BuffersError("the learner's parameters are not finite")
+    try:
+        codec.encode_rest(part, octets, rest, bench)
+    except CodecError as fault:
+        raise BuffersError(f"progress cannot be encoded: {fault.reason}") from fault
+    return progress, squared(rest)
 
 
 def _sealed(
@@ -456,6 +490,8 @@ def _add_decoded(target: Vector, payload: bytes, codec: Codec, share: float) -> 
     encoded = Encoded.of(codec, payload, target.size)
     room, scratch, factor = leaf_room(target.size), leaf_room(target.size), np.float32(share)
     for k, (start, stop) in enumerate(param_bounds(target.size)):
+        if encoded.add_to(k, target[start:stop], factor, first=False):
+            continue
         part = encoded.leaf(k, room, scratch)
         np.multiply(part, factor, out=part)
         np.add(target[start:stop], part, out=target[start:stop])

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dugnad.averaging import kernels
 from dugnad.averaging.tree import LEAF_PARAMS, Bytes, Vector, param_bounds
 
 SMALLEST: Final = 2.0**-100
@@ -80,6 +81,10 @@ class Codec(Protocol):
         """
         ...
 
+    def add_leaf(self, data: Octets, total: Vector, factor: np.float32, *, first: bool) -> bool:
+        """Add ``factor`` times one leaf of the right size to ``total``; False: not this way."""
+        ...
+
     def decode(
         self, data: Bytes, n: int, out: Vector | None = None, scratch: Vector | None = None
     ) -> Vector:
@@ -113,6 +118,14 @@ class LeafCodec:
         self.encode_leaf(x, out, scratch)
         self.decode_leaf(out, rest, scratch)
         np.subtract(x, rest, out=rest)
+
+    def add_leaf(self, data: Octets, total: Vector, factor: np.float32, *, first: bool) -> bool:
+        """Add ``factor`` times one leaf to ``total`` in one pass, or put it there if ``first``.
+
+        False where there is no such way, or the leaf is none; ``total`` is then as it was. The
+        sizes are right.
+        """
+        return False
 
     def encoded_size(self, n: int) -> int:
         """Return the exact size in bytes of ``n`` encoded parameters."""
@@ -199,6 +212,9 @@ def settle_range(x: Vector, scratch: Vector) -> bool:
     The rule that keeps subnormals out (DESIGN.md 8.7). ``scratch`` has the size of ``x``; if the
     answer is False, ``x`` is not changed.
     """
+    native = kernels.current()
+    if native is not None and native.settle(x):
+        return True
     np.abs(x, out=scratch)
     if not float(scratch.max(initial=0.0)) <= FLOAT32_MAX:  # also true of NaN
         return False

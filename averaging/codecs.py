@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from dugnad.averaging import kernels
 from dugnad.averaging.codec_base import (
     FLOAT32_MAX,
     SCALE_MAX,
@@ -120,11 +121,17 @@ class Int8Codec(LeafCodec):
 
     def encode_leaf(self, x: Vector, out: Octets, scratch: Vector) -> None:
         """Scale and round half to even, block by block."""
+        native = kernels.current()
+        if native is not None and native.int8_rest(x, out, scratch):
+            return
         for values, room, bench in _blocks(x, out, scratch):
             _encode_blocks(values, room, bench)
 
     def leaf_rest(self, x: Vector, out: Octets, rest: Vector, scratch: Vector) -> None:
         """The same; the codes are still at hand as numbers, so nothing is decoded."""
+        native = kernels.current()
+        if native is not None and native.int8_rest(x, out, rest):
+            return
         parts = zip(_blocks(x, out, scratch), _blocks(rest, out, scratch), strict=True)
         for (values, room, bench), (left, _, _) in parts:
             scale = _encode_blocks(values, room, bench)
@@ -133,6 +140,9 @@ class Int8Codec(LeafCodec):
 
     def decode_leaf(self, data: Octets, out: Vector, scratch: Vector) -> None:
         """Widen (exact), then one multiply by the block's scale."""
+        native = kernels.current()
+        if native is not None and native.int8_decode(data, out):
+            return
         for values, room, _ in _blocks(out, data, scratch):
             packed = np.ascontiguousarray(room[:, :_SCALE_BYTES])
             scale = packed.view("<f4")[:, 0].astype(np.float32)
@@ -145,6 +155,11 @@ class Int8Codec(LeafCodec):
             if float(values.min()) < -_INT8_LEVELS:
                 raise CodecError("the code -128")
             np.multiply(values, scale[:, None], out=values)
+
+    def add_leaf(self, data: Octets, total: Vector, factor: np.float32, *, first: bool) -> bool:
+        """Decode, multiply and add in one pass, where there are kernels."""
+        native = kernels.current()
+        return native is not None and native.int8_add(data, total, factor, first=first)
 
 
 COMMIT_CODECS: Final[dict[str, Codec]] = {

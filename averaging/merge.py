@@ -142,7 +142,7 @@ class Moments:
         self.products: list[Matrix] = [
             np.zeros((count, count) if pairs else count, np.float64) for pairs in self.pairs
         ]
-        self._wide = np.empty((count if any(self.pairs) else 1, PRODUCT_CHUNK), np.float64)
+        self._wide = np.empty((count if any(self.pairs) else 0, PRODUCT_CHUNK), np.float64)
 
     def add(self, group: int, pieces: Sequence[Vector]) -> None:
         """Add one span of all inputs."""
@@ -162,7 +162,7 @@ class Moments:
 
     def add_squares(self, group: int, index: int, piece: Vector) -> None:
         """Add one span of one input in a group without pairs."""
-        self.products[group][index] += squared(piece, self._wide[0])
+        self.products[group][index] += squared(piece)
 
     def put_squares(self, index: int, squares: Sequence[float]) -> None:
         """Set the squared norms of one input where no group has pairs."""

@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from dugnad.averaging import kernels
 from dugnad.averaging.codecs import COMMIT_CODECS, SMALLEST, CodecError, settle_range
 from dugnad.averaging.tree import LEAF_PARAMS, Vector, param_bounds
 
@@ -82,6 +83,8 @@ def step_leaf(
     finite.
     """
     theta, momentum, move = out.theta, out.momentum, gradient
+    if _native_step(state, gradient, rates, out):
+        return
     with np.errstate(over="ignore", invalid="ignore"):
         if rates.mu:
             np.multiply(state.momentum, rates.mu, out=momentum)
@@ -97,6 +100,19 @@ def step_leaf(
         np.subtract(state.theta, move, out=theta)
         if not settle_range(theta, scratch):
             raise OuterError("an anchor that is not finite")
+
+
+def _native_step(state: OuterState, gradient: Vector, rates: Rates, out: OuterState) -> bool:
+    """Take the step in one pass; False where there are no kernels or a result is not finite."""
+    native = kernels.current()
+    if native is None:
+        return False
+    if rates.mu:
+        before, after = (state.theta, state.momentum), (out.theta, out.momentum)
+        return native.momentum_step(before, gradient, (rates.eta, rates.mu), after)
+    if out.momentum is not state.momentum:
+        np.copyto(out.momentum, state.momentum)
+    return native.step(state.theta, gradient, rates.eta, out.theta)
 
 
 def step(state: OuterState, gradient: Vector, rates: Rates) -> OuterState:

@@ -22,6 +22,8 @@ from dugnad.averaging.merge import MergeInput, merge
 from dugnad.averaging.outer import OuterError, OuterState, Rates, bits_of, step
 from dugnad.averaging.tree import LEAF_PARAMS, Vector, array_root, root
 
+pytestmark = pytest.mark.usefixtures("arithmetic")  # numpy's, then compiled
+
 INT8 = CODECS["int8"]
 ETA, MU = bits_of(0.7), bits_of(0.5)
 

@@ -18,6 +18,8 @@ from dugnad.averaging.codecs import (
 )
 from dugnad.averaging.tree import LEAF_PARAMS, Vector
 
+pytestmark = pytest.mark.usefixtures("arithmetic")  # numpy's, then compiled
+
 CODECS = COMMIT_CODECS | HAND_IN_ONLY
 ALL = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
 LENGTHS = [1, 5, INT8_BLOCK, INT8_BLOCK + 1, LEAF_PARAMS, LEAF_PARAMS + 1, 2 * LEAF_PARAMS + 77]

@@ -17,6 +17,8 @@ from dugnad.dht.ids import PeerId
 from .exchange_makers import RUN, A, contribution, listing  # noqa: TID252  a helper of these tests
 from .test_worker import RULES_OF_MERGING, SIZE  # noqa: TID252  the same worker
 
+pytestmark = pytest.mark.usefixtures("arithmetic")  # numpy's, then compiled
+
 FLOAT16, FLOAT32 = COMMIT_CODECS["float16"], COMMIT_CODECS["float32"]
 
 

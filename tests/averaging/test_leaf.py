@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from dugnad.averaging.codecs import CODECS, CodecError
-from dugnad.averaging.leaf import PRODUCT_CHUNK, Encoded, about_squared, leaf_room, squared
+from dugnad.averaging.kernels import LANES
+from dugnad.averaging.leaf import Encoded, leaf_room, squared
 from dugnad.averaging.tree import LEAF_PARAMS, Vector
+
+pytestmark = pytest.mark.usefixtures("arithmetic")  # numpy's, then compiled
 
 
 def noise(n: int, seed: int) -> Vector:
@@ -38,33 +41,18 @@ def test_encoding_in_several_threads_at_once_gives_the_same_bytes() -> None:
         assert list(pool.map(CODECS["int8"].encode, vectors)) == expected
 
 
-@pytest.mark.parametrize("n", [0, 1, PRODUCT_CHUNK, 3 * PRODUCT_CHUNK + 5])
+@pytest.mark.parametrize("n", [0, 1, LANES, 3 * LANES + 5, 2 * LEAF_PARAMS + 4321])
 def test_squares_are_summed_in_float64(n: int) -> None:
     vector = noise(n, 2)
     exact = float(np.square(vector.astype(np.float64)).sum())
     assert squared(vector) == pytest.approx(exact, rel=1e-13)
-    assert squared(vector, np.empty(PRODUCT_CHUNK)) == squared(vector)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_shows(value: float) -> None:
-    vector = noise(PRODUCT_CHUNK + 3, 2)
+    vector = noise(LANES + 3, 2)
     vector[-1] = value
     assert not np.isfinite(squared(vector))
-
-
-@pytest.mark.parametrize("scale", [0.0, 1e-44, 1e-30, 1e-12, 1.0, 1e12, 1e30])
-@pytest.mark.parametrize("n", [0, 1, PRODUCT_CHUNK, 3 * PRODUCT_CHUNK + 5])
-def test_the_quick_sum_of_squares_is_nearly_right_at_every_scale(n: int, scale: float) -> None:
-    vector = (noise(n, 3).astype(np.float64) * scale).astype(np.float32)
-    assert about_squared(vector) == pytest.approx(squared(vector), rel=1e-5)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_shows_in_the_quick_sum_too(value: float) -> None:
-    vector = noise(PRODUCT_CHUNK + 3, 2)
-    vector[3] = value
-    assert not np.isfinite(about_squared(vector))
 
 
 @pytest.mark.parametrize("name", CODECS)

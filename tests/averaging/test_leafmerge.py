@@ -24,6 +24,8 @@ from dugnad.averaging.merge import RULES, MergeError, MergeInput, Weights, merge
 from dugnad.averaging.outer import OuterError, Rates, bits_of
 from dugnad.averaging.tree import LEAF_PARAMS, leaf_hashes
 
+pytestmark = pytest.mark.usefixtures("arithmetic")  # numpy's, then compiled
+
 ETA, MU = bits_of(0.7), bits_of(0.5)
 RATES = Rates.of_bits(eta_bits=ETA, mu_bits=MU)
 FACTOR = np.float32(3.1)

@@ -12,6 +12,8 @@ from dugnad.averaging.codecs import COMMIT_CODECS, SMALLEST
 from dugnad.averaging.outer import OuterError, OuterState, Rates, bits_of, float_of, step
 from dugnad.averaging.tree import LEAF_PARAMS, Vector
 
+pytestmark = pytest.mark.usefixtures("arithmetic")  # numpy's, then compiled
+
 
 def rates(eta: float, mu: float) -> Rates:
     return Rates.of_bits(eta_bits=bits_of(eta), mu_bits=bits_of(mu))

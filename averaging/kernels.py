@@ -1,0 +1,199 @@
+"""Compiled inner loops of the exchange: one pass over the numbers where numpy makes ten.
+
+They are optional, and there is no choosing between results: whatever they do, the numpy code beside
+each call does too, to the same bits, so they may come into use at any moment. Each method answers
+False for what it refuses (a number that is not finite, a byte that must not be); the caller then
+goes the numpy way, which says what is wrong. :mod:`~dugnad.averaging.kernelsource` has the loops,
+:mod:`~dugnad.averaging.kernelload` brings them here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dugnad.averaging.tree import Vector
+
+LANES: Final = 256
+"""Sums that a sum of squares is made of: element i goes to sum i modulo this, and these are added
+up in order. So it is the same bits with and without kernels, on every machine."""
+
+SIGNATURES: Final[dict[str, str]] = {
+    "int8_rest": "fiBbfn",
+    "int8_decode": "Bbfn",
+    "int8_add": "Bbfsnn",
+    "hand_in": "fffBbfidddn",
+    "progress": "ffffddn",
+    "squares": "fddn",
+    "step": "ffsfin",
+    "momentum_step": "fffssfifin",
+    "settle": "fin",
+}
+"""Arguments by kernel: f, i, B, b, d point to float32, int32, uint8, int8 and float64 numbers, n is
+an int64, s a float32. Each returns an int64: 0, or another for what it refuses."""
+
+Octets = npt.NDArray[np.uint8]
+Function = Callable[..., int]
+"""A kernel as ctypes calls it, without Python's lock."""
+
+_PLAIN: Final = {"n": ctypes.c_int64, "s": ctypes.c_float}
+
+
+def prototype(name: str) -> Any:
+    """Return the ctypes function type of a kernel. Any: ctypes makes these up."""
+    return ctypes.CFUNCTYPE(
+        ctypes.c_int64, *(_PLAIN.get(letter, ctypes.c_void_p) for letter in SIGNATURES[name])
+    )
+
+
+class Kernels:
+    """The loops, with what they point to checked: arrays must be flat, contiguous and long enough.
+
+    ValueError for arrays that are not; that is a mistake in this program.
+    """
+
+    def __init__(self, functions: Mapping[str, Function], keep: object = None) -> None:
+        """``keep`` is what the functions' code lies in."""
+        self._keep = keep
+        self._int8_rest = functions["int8_rest"]
+        self._int8_decode = functions["int8_decode"]
+        self._int8_add = functions["int8_add"]
+        self._hand_in = functions["hand_in"]
+        self._progress = functions["progress"]
+        self._squares = functions["squares"]
+        self._step = functions["step"]
+        self._momentum_step = functions["momentum_step"]
+        self._settle = functions["settle"]
+
+    def int8_rest(self, x: Vector, out: Octets, rest: Vector) -> bool:
+        """Encode one leaf as int8; ``rest`` gets what that loses."""
+        n = x.size
+        at, to = _floats(x, n), _room(out, _octets(out, int8_size(n)))
+        return self._int8_rest(at, at, to, to, _room(rest, _floats(rest, n)), n) == 0
+
+    def int8_decode(self, data: Octets, out: Vector) -> bool:
+        """Decode one leaf of int8."""
+        n = out.size
+        at = _octets(data, int8_size(n))
+        return self._int8_decode(at, at, _room(out, _floats(out, n)), n) == 0
+
+    def int8_add(self, data: Octets, total: Vector, factor: np.float32, *, first: bool) -> bool:
+        """Decode one leaf of int8, times ``factor``, and add it; ``first``: put it there.
+
+        After a refusal ``total`` is as it was.
+        """
+        n = total.size
+        at = _octets(data, int8_size(n))
+        to = _room(total, _floats(total, n))
+        return self._int8_add(at, at, to, factor, first, n) == 0
+
+    def hand_in(
+        self, ref: Vector, theta: Vector, residual: Vector, out: Octets, rest: Vector
+    ) -> tuple[float, float] | None:
+        """Encode one leaf of residual + (ref - theta) as int8, what that loses into ``rest``.
+
+        Returns the sums of squares of progress and rest; None: refused.
+        """
+        n = ref.size
+        to, left = _room(out, _octets(out, int8_size(n))), _room(rest, _floats(rest, n))
+        room = np.empty(2 * LANES + 2)
+        lanes = room.ctypes.data
+        status = self._hand_in(
+            _floats(ref, n),
+            _floats(theta, n),
+            _floats(residual, n),
+            to,
+            to,
+            left,
+            left,
+            lanes + 16 * LANES,
+            lanes,
+            lanes + 8 * LANES,
+            n,
+        )
+        return None if status else (float(room[-2]), float(room[-1]))
+
+    def progress(self, ref: Vector, theta: Vector, residual: Vector, out: Vector) -> float:
+        """Put residual + (ref - theta) into ``out``; returns the sum of squares of ref - theta."""
+        n, room = ref.size, np.empty(LANES + 1)
+        arrays = [_floats(one, n) for one in (ref, theta, residual)]
+        lanes = room.ctypes.data
+        self._progress(*arrays, _room(out, _floats(out, n)), lanes + 8 * LANES, lanes, n)
+        return float(room[-1])
+
+    def squares(self, x: Vector) -> float:
+        """Return the sum of squares, as :func:`~dugnad.averaging.leaf.squared` does."""
+        room = np.empty(LANES + 1)
+        lanes = room.ctypes.data
+        self._squares(_floats(x, x.size), lanes + 8 * LANES, lanes, x.size)
+        return float(room[-1])
+
+    def step(self, theta: Vector, gradient: Vector, eta: np.float32, out: Vector) -> bool:
+        """Take the outer step without momentum, into ``out``."""
+        n = theta.size
+        to = _room(out, _floats(out, n))
+        return self._step(_floats(theta, n), _floats(gradient, n), eta, to, to, n) == 0
+
+    def momentum_step(
+        self,
+        before: tuple[Vector, Vector],
+        gradient: Vector,
+        rates: tuple[np.float32, np.float32],
+        after: tuple[Vector, Vector],
+    ) -> bool:
+        """Take the outer step with momentum: (theta, momentum) and (eta, mu)."""
+        n = gradient.size
+        theta, momentum = (_floats(one, n) for one in before)
+        out, moved = (_room(one, _floats(one, n)) for one in after)
+        pull = _floats(gradient, n)
+        status = self._momentum_step(theta, momentum, pull, *rates, out, out, moved, moved, n)
+        return status == 0
+
+    def settle(self, x: Vector) -> bool:
+        """Set what is smaller than SMALLEST to 0, if all is finite."""
+        at = _room(x, _floats(x, x.size))
+        return self._settle(at, at, x.size) == 0
+
+
+def int8_size(n: int) -> int:
+    """Return the bytes of ``n`` parameters as int8: what a kernel reads or writes."""
+    return n + 4 * -(-n // 1024)
+
+
+_active: Kernels | None = None
+
+
+def current() -> Kernels | None:
+    """Return the kernels, or None while or where there are none."""
+    return _active
+
+
+def use(kernels: Kernels | None) -> None:
+    """Let everybody in this process use these, or numpy."""
+    global _active
+    _active = kernels
+
+
+def _floats(array: Vector, n: int) -> int:
+    """Return the address of ``n`` float32 numbers to read."""
+    if array.dtype != np.float32 or array.size < n or not array.flags.c_contiguous:
+        raise ValueError(f"{array.dtype} {array.shape} where {n} float32 numbers in a row were due")
+    return array.ctypes.data
+
+
+def _octets(array: Octets, n: int) -> int:
+    """Return the address of ``n`` bytes to read."""
+    if array.dtype != np.uint8 or array.size < n or not array.flags.c_contiguous:
+        raise ValueError(f"{array.dtype} {array.shape} where {n} bytes in a row were due")
+    return array.ctypes.data
+
+
+def _room(array: npt.NDArray[np.generic], address: int) -> int:
+    """Return an address that may be written to."""
+    if not array.flags.writeable:
+        raise ValueError("an array that cannot be written to")
+    return address
