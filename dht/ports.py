@@ -94,6 +94,10 @@ class Lasting(Protocol):
         """Whether the side that opened it has had a transfer on it: it may have died since."""
         ...
 
+    def at_hand(self, n: int) -> bytes | None:
+        """Exactly `n` bytes if they have been received already, without waiting for anything."""
+        ...
+
     def rest(self) -> None:
         """Instead of `abort`, by the side that opened it, when a transfer is over at both ends and
         the other one waits for the next: `Transport.open` may give the stream out again."""

@@ -26,6 +26,10 @@ THREADS: Final = 4
 """Bursts at the same time, of all streams: more than the cores of most machines that are lent."""
 INLINE_BYTES: Final = 64 * 1024
 """Moved on the event loop at once, in about 0.1 ms; longer bursts go to a thread."""
+RECORD_BYTES: Final = 16 * 1024
+"""Content of a TLS record at most, and of one call of OpenSSL that reads."""
+SHORT_BYTES: Final = 1024
+"""A read of less takes a whole record: frames come in two reads, their length first."""
 BURST_BYTES: Final = 1 << 20
 """A thread gives the stream back after so much, so that a close or abort takes effect."""
 SEND_BYTES: Final = 128 * 1024
@@ -48,6 +52,8 @@ class TlsStream(SocketStream):
         self._tls = connection
         self._lock = threading.Lock()  # OpenSSL allows one call at a time on a connection
         self._used = False
+        self._ahead = memoryview(b"")
+        """The rest of a TLS record of which a short read wanted the beginning."""
         self._keep: Callable[[TlsStream], None] | None = None
 
     @property
@@ -69,7 +75,9 @@ class TlsStream(SocketStream):
 
     def is_quiet(self) -> bool:
         """Whether it is open, nobody uses it, and nothing has come that nobody has read."""
-        if self._ended or self._closing or self._reading or self._writing or self._tls.pending():
+        if self._ended or self._closing or self._reading or self._writing:
+            return False
+        if self._ahead or self._tls.pending():
             return False
         try:
             socket.socket.recv(self._tls, 1, socket.MSG_PEEK)  # beside TLS: an end shows, too
@@ -79,16 +87,34 @@ class TlsStream(SocketStream):
             return False
         return False
 
+    def at_hand(self, n: int) -> bytes | None:
+        """Exactly `n` bytes if they have been received already."""
+        if n > len(self._ahead) or self._reading or self._ended or self._closing:
+            return None
+        data, self._ahead = bytes(self._ahead[:n]), self._ahead[n:]
+        return data
+
     def unsent(self) -> int:
         """Bytes, encrypted, that the other machine has not acknowledged; 0 where it cannot be
         told, and after the end."""
         return unsent_bytes(self._socket) if self._socket.fileno() >= 0 else 0
 
     async def _receive(self, view: memoryview) -> int:
+        if self._ahead or len(view) < SHORT_BYTES:
+            return await self._receive_short(view)
         got = await when_ready(self._tls, partial(self._read_some, view[:INLINE_BYTES]))
         if INLINE_BYTES // 2 < got < len(view):  # a quick line: there is probably more
             got += await self._burst(self._read_burst, view[got : got + BURST_BYTES])
         return got
+
+    async def _receive_short(self, view: memoryview) -> int:
+        """From what is at hand, else from one record, whose rest is at hand then."""
+        if not self._ahead:
+            room = bytearray(RECORD_BYTES)
+            self._ahead = memoryview(room)[: await when_ready(self._tls, partial(self._read, room))]
+        count = min(len(view), len(self._ahead))
+        view[:count], self._ahead = self._ahead[:count], self._ahead[count:]
+        return count
 
     async def _send(self, view: memoryview) -> None:
         at = 0
@@ -126,10 +152,14 @@ class TlsStream(SocketStream):
             while not job.done():  # cancelled; a burst waits for nobody
                 await asyncio.wait((job,))
 
+    def _read(self, room: bytearray | memoryview) -> int:
+        """Bytes of one record, or 0 at the end. SSLWantReadError if none are here."""
+        with self._lock:
+            return self._tls.recv_into(room)
+
     def _read_some(self, view: memoryview) -> int:
         """Bytes that are here, at most a view full; 0 at the end. SSLWantReadError if none are."""
-        with self._lock:
-            got = self._tls.recv_into(view)
+        got = self._read(view)
         return got + self._read_burst(view[got:]) if got else 0
 
     def _read_burst(self, view: memoryview) -> int:
@@ -137,8 +167,7 @@ class TlsStream(SocketStream):
         got = 0
         with contextlib.suppress(ssl.SSLWantReadError, BlockingIOError):
             while got < len(view):
-                with self._lock:
-                    count = self._tls.recv_into(view[got:])
+                count = self._read(view[got:])
                 if not count:
                     break
                 got += count
