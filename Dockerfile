@@ -12,7 +12,7 @@ ARG PIP_OPTIONS="--extra-index-url https://download.pytorch.org/whl/cpu"
 COPY . /src
 RUN python3 -m venv /opt/dugnad \
     && /opt/dugnad/bin/pip install --no-cache-dir --no-compile ${PIP_OPTIONS} \
-        -c /src/constraints.txt "/src[demo]" \
+        -c /src/constraints.txt "/src[demo,fast]" \
     && /opt/dugnad/bin/pip uninstall --yes --no-cache-dir pip \
     && cd /opt/dugnad/lib/python3*/site-packages \
     && rm -rf torch/include torch/share torch/test torch/bin/test* \

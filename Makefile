@@ -13,7 +13,7 @@ venv: .venv/complete
 # The stamp comes last: an install that was interrupted is done again.
 .venv/complete: pyproject.toml constraints.txt
 	$(or $(BASE),$(error dugnad needs Python 3.11 or newer with its venv module)) -m venv .venv
-	.venv/bin/python -m pip install --quiet -c constraints.txt -e '.[demo,dev]' && touch $@
+	.venv/bin/python -m pip install --quiet -c constraints.txt -e '.[demo,dev,fast]' && touch $@
 
 demo: venv
 	.venv/bin/dugnad demo

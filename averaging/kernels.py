@@ -4,7 +4,7 @@ They are optional, and there is no choosing between results: whatever they do, t
 each call does too, to the same bits, so they may come into use at any moment. Each method answers
 False for what it refuses (a number that is not finite, a byte that must not be); the caller then
 goes the numpy way, which says what is wrong. :mod:`~dugnad.averaging.kernelsource` has the loops,
-:mod:`~dugnad.averaging.kernelload` brings them here.
+:mod:`~dugnad.peer.kernelload` brings them here.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ _PLAIN: Final = {"n": ctypes.c_int64, "s": ctypes.c_float}
 
 def prototype(name: str) -> Any:
     """Return the ctypes function type of a kernel. Any: ctypes makes these up."""
-    return ctypes.CFUNCTYPE(
-        ctypes.c_int64, *(_PLAIN.get(letter, ctypes.c_void_p) for letter in SIGNATURES[name])
-    )
+    arguments: list[Any] = [_PLAIN.get(letter, ctypes.c_void_p) for letter in SIGNATURES[name]]
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *arguments)
 
 
 class Kernels:

@@ -1,6 +1,6 @@
 """The inner loops of the exchange, written for a compiler (numba): one pass where numpy makes ten.
 
-Only :mod:`~dugnad.averaging.kernelbuild` imports this, in a process of its own;
+Only :mod:`~dugnad.peer.kernelbuild` imports this, in a process of its own;
 :data:`~dugnad.averaging.kernels.SIGNATURES` says what the arguments are. Each loop does to an
 element what the numpy code beside it does, operation by operation in float32, so the bits are the
 same; that code stays, as the reference, for machines without these, and for whatever is refused: a
@@ -21,7 +21,8 @@ order that :func:`~dugnad.averaging.leaf.squared` gives them.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numba import cfunc, njit, types
@@ -56,10 +57,16 @@ _TYPES: Final = {
 KERNELS: Final[dict[str, Any]] = {}  # Any: numba has no types
 """The compiled functions by name."""
 
-_inlined: Any = njit(inline="always")
+_Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
 
-def _kernel(function: Any) -> Any:
+def _inlined(function: _Loop) -> _Loop:
+    """Let a function become a part of each kernel that calls it."""
+    made: _Loop = njit(inline="always")(function)
+    return made
+
+
+def _kernel(function: _Loop) -> _Loop:
     """Compile a function with its signature, and keep it by its name."""
     letters = SIGNATURES[function.__name__]
     signature = types.int64(*(_TYPES[letter] for letter in letters))

@@ -31,7 +31,7 @@ if [ ! -e "$work/base.done" ]; then
     buildah bud --isolation chroot -t localhost/dugnad-base "$work/base" >"$work/base.log" 2>&1
     touch "$work/base.done"
 fi
-"$python" -m pip wheel --quiet -c constraints.txt -w "$work/wheels" '.[demo]' 'setuptools>=77' wheel \
+"$python" -m pip wheel --quiet -c constraints.txt -w "$work/wheels" '.[demo,fast]' 'setuptools>=77' wheel \
     2>"$work/wheels.log"
 rm -rf build/lib build/bdist.* dugnad.egg-info  # what setuptools leaves behind
 rm -f "$work"/wheels/dugnad-*.whl  # the image builds its own from the sources

@@ -19,10 +19,12 @@ from dugnad.peer.limits import Limits
 from dugnad.peer.paths import HOME_VARIABLE, Home, read_bounded
 from dugnad.peer.settingparse import (
     CODEC_NAMES,
+    KERNELS,
     LIMIT_PARSERS,
     ROLES,
     as_bool,
     as_codec,
+    as_kernels,
     as_number,
     as_roles,
     as_share,
@@ -109,6 +111,9 @@ class Settings:
     codec: str = "auto"
     """What contributions are encoded with: `auto` follows what each link carries, or a codec's
     name."""
+    kernels: str = "auto"
+    """What computes the exchange's numbers: `auto` is compiled kernels where numba is installed,
+    `numpy` does without; the results are the same."""
     quota_gb: float = 0.0
     """Traffic up and down in 30 days; 0 is no limit."""
     hours: str = ""
@@ -334,6 +339,7 @@ _PARSERS: Final[Mapping[str, Callable[[object], object]]] = {
     "roles": as_roles,
     "quic": as_bool,
     "codec": as_codec,
+    "kernels": as_kernels,
     "lan": as_bool,
     "control_port": lambda raw: as_number(raw, int, 0, _PORT_MAX),
     "dashboard": parse_page,
@@ -350,6 +356,7 @@ _WANTED: Final[Mapping[str, str]] = {
     "roles": f'some of {", ".join(ROLES)}, for example ["train", "evaluate"]',
     "quic": "true or false",
     "codec": "auto, or one of " + ", ".join(CODEC_NAMES),
+    "kernels": " or ".join(KERNELS),
     "lan": "true or false",
     "control_port": f"a port from 0 to {_PORT_MAX}",
     "dashboard": "HOST:PORT, for example 0.0.0.0:8080, or an empty text for no page",

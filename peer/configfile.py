@@ -20,6 +20,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "threads": "CPU threads of the learner; 0 is half of the cores",
         "cpu_share": "share of the time that they may be busy, 0.01 to 1 (quieter and cooler)",
         "cores": 'cores to stay on, such as "0,2-3"; empty is any',
+        "kernels": '"auto": compiled arithmetic where numba is; "numpy": none, the same results',
         "gpu": '"all", "none", or device numbers such as "0,1"',
         "gpu_share": "share of the time that a GPU may be busy, 0.01 to 1",
         "gpu_only_when_idle": '"true", "false", or "auto": where use of the machine can be told',

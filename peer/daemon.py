@@ -28,6 +28,7 @@ from dugnad.dht.protocol import PROTOCOL
 from dugnad.dht.records import verify_ed25519
 from dugnad.dht.substrate import SubstrateConfig
 from dugnad.peer.anchors import AnchorFiles
+from dugnad.peer.arithmetic import bring_kernels
 from dugnad.peer.assembly import (
     Who,
     credit_rules,
@@ -142,6 +143,7 @@ class Daemon:
         self.shards: ShardStore
         self.anchor_files: AnchorFiles
         self.page: PublicPage | None = None
+        self.kernels = ""
 
     def _substrate_config(self, start: Start) -> SubstrateConfig:
         settings, home = start.settings, start.home
@@ -186,6 +188,7 @@ class Daemon:
 
     async def _open(self) -> None:
         """Network, manifest, store, and the exchange as the disk left it."""
+        self.own(bring_kernels(self), "bring the kernels")
         self.steward.limit_rates()
         try:
             reports = await self.swarm.open(self.run_id)

@@ -189,8 +189,22 @@ def versions() -> Finding:
     return Finding("versions", "ok", ", ".join(found))
 
 
+def check_kernels(setting: str, lacking: str, status: Status | None) -> Finding:
+    """What computes the exchange's numbers? `lacking` are packages that are not installed."""
+    if setting == "numpy":
+        return Finding("kernels", "ok", "numpy, as set")
+    if lacking:
+        fix = "pip install 'dugnad[fast]', if it can be had for this machine"
+        return Finding("kernels", "ok", f"numpy: {lacking} is not installed; {fix}")
+    said = "" if status is None else str(status.get("kernels", ""))
+    if said.startswith("numpy"):
+        return Finding("kernels", "warn", said, "report it; numpy gives the same results, slower")
+    return Finding("kernels", "ok", said or "compiled ones can be had; a daemon brings them")
+
+
 def examine(home: Home, settings: Settings, *, devices: bool) -> list[Finding]:
     """All checks. With `devices` torch is tried in a child, which takes some seconds."""
+    from dugnad.peer import kernelload
     from dugnad.peer.client import process_alive
     from dugnad.peer.consent import memory_available
     from dugnad.peer.limits import keep_free
@@ -207,6 +221,7 @@ def examine(home: Home, settings: Settings, *, devices: bool) -> list[Finding]:
     return [
         check_python(sys.version_info[:2]),
         versions(),
+        check_kernels(settings.kernels, kernelload.missing(), status),
         check_key(home.identity_key),
         check_disk(disk.free, disk.total, keep_free(limits, disk.total), writable, home.root),
         check_memory(memory_available(), {} if alive else _needs(home)),

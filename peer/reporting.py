@@ -36,8 +36,7 @@ class Report:
         """How this daemon is."""
         daemon = self.daemon
         training, vitals, averager = daemon.training, daemon.vitals, daemon.averager
-        state, reason = self.state()
-        sent, received = self._moved()
+        (state, reason), (sent, received) = self.state(), self._moved()
         roster, larder = daemon.swarm.roster, daemon.larder
         links, mine = daemon.links, daemon.links.newest
         return Status(
@@ -79,6 +78,7 @@ class Report:
             heartbeats_lost=roster.heartbeats_lost() if roster is not None else 0,
             parameters=daemon.manifest.table.total,
             hand_ins=mine.hand_ins,
+            kernels=daemon.kernels,
             learner_s=training.times(),
             slow_followers=[peer_text(peer) for peer in links.behind],
             last_takeover_s=vitals.last_takeover_s,

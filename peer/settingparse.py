@@ -27,6 +27,8 @@ CODEC_NAMES: Final = (
     "topk-0.78",
 )
 """As `dugnad.averaging.codecs.CODECS` has them: numpy is not loaded to read settings."""
+KERNELS: Final = ("auto", "numpy")
+"""What computes the exchange's numbers: compiled kernels where numba is, or numpy alone."""
 ROLES: Final = ("train", "evaluate", "prepare")
 """What a peer may do for a run, in the order in which it is shown."""
 MESH_LOW: Final = 4
@@ -61,6 +63,13 @@ def as_bool(raw: object) -> bool:
     if word in _TRUE | _FALSE:
         return word in _TRUE
     raise ValueError(f"{raw!r} is neither true nor false")
+
+
+def as_kernels(raw: object) -> str:
+    """One of KERNELS; ValueError."""
+    if raw not in KERNELS:
+        raise ValueError(f"{raw!r} is none of {', '.join(KERNELS)}")
+    return str(raw)
 
 
 def as_share(raw: object) -> float:

@@ -96,6 +96,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     heartbeats_lost: int = 0
     parameters: int = 0
     """Of the model."""
+    kernels: str = ""
+    """What computes the exchange's numbers, in words; '' while that is not known."""
     hand_ins: int = 0
     """Contributions of this peer that a home took over the network."""
     learner_s: dict[str, float] = {}

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dugnad.averaging import kernelload, kernels
+from dugnad.averaging import kernels
+from dugnad.peer import kernelload
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dugnad.averaging import kernelcheck, kernelload, kernels
+from dugnad.averaging import kernelcheck, kernels
 from dugnad.averaging.buffers import AnchorState, BuffersError, FragmentBuffers
 from dugnad.averaging.codec_base import FLOAT32_MAX, SCALE_MAX, SMALLEST, settle_range
 from dugnad.averaging.codecs import CODECS, CodecError
@@ -20,6 +20,7 @@ from dugnad.averaging.kernels import Kernels, Octets
 from dugnad.averaging.leaf import Encoded, leaf_room, squared
 from dugnad.averaging.outer import OuterError, OuterState, Rates, conformance, step_leaf
 from dugnad.averaging.tree import LEAF_PARAMS, Vector
+from dugnad.peer import kernelload
 
 SIZES = st.sampled_from([1, 2, 3, 63, 64, 65, 255, 256, 257, 1000, 1023, 1024, 1025, 2049, 5000])
 EDGES = np.array(
@@ -254,7 +255,7 @@ def test_arrays_that_are_too_short_or_apart_are_never_touched(compiled: Kernels)
     with pytest.raises(ValueError, match="in a row"):
         compiled.settle(np.zeros((200,), np.float32)[::2])
     with pytest.raises(ValueError, match="in a row"):
-        compiled.squares(x.astype(np.float64))  # type: ignore[arg-type]  # that is the mistake
+        compiled.squares(x.astype(np.float64))
     fixed = x.copy()
     fixed.flags.writeable = False
     with pytest.raises(ValueError, match="written to"):
@@ -265,7 +266,7 @@ def test_arrays_that_are_too_short_or_apart_are_never_touched(compiled: Kernels)
 def test_what_the_compiler_makes_multiplies_and_adds_apart_and_calls_nobody() -> None:
     if lacking := kernelload.missing():
         pytest.skip(f"{lacking} is not installed")
-    command = [sys.executable, "-P", "-m", "dugnad.averaging.kernelbuild", "--assembly"]
+    command = [sys.executable, "-P", "-m", "dugnad.peer.kernelbuild", "--assembly"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:

@@ -1,4 +1,4 @@
-"""Compiling the kernels: ``python -m dugnad.averaging.kernelbuild``.
+"""Compiling the kernels: ``python -m dugnad.peer.kernelbuild``.
 
 In a process of its own, since numba holds the interpreter for seconds and 60 MB for good. What
 comes out, on standard output, is an object file for this very processor that needs nothing of
@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import llvmlite.binding as llvm
 
-from dugnad.averaging.kernelload import machine
 from dugnad.averaging.kernelsource import KERNELS
+from dugnad.peer.kernelload import machine
 
 _FOREIGN: Final = frozenset({"memcpy", "memset", "memmove"})
 """What a kernel may call: the compiler makes these of loops, and every C library has them."""

@@ -1,6 +1,6 @@
 """Bringing the compiled kernels into a process: from the cache, or by compiling them for it.
 
-numba, the compiler, runs in a process of its own (:mod:`~dugnad.averaging.kernelbuild`) at low
+numba, the compiler, runs in a process of its own (:mod:`~dugnad.peer.kernelbuild`) at low
 priority: it would hold the interpreter, and so the event loop, for seconds and memory for good.
 What it makes lies in the user's cache folder under a name that binds the sources, the versions and
 the processor, so it is made once for all peers of a machine; whoever comes meanwhile waits for it.
@@ -72,6 +72,20 @@ def cache_folder() -> Path:
     return platformdirs.user_cache_path("dugnad") / "kernels"
 
 
+def serve(folder: Path | None = None) -> str:
+    """Bring the kernels and let this process use them; returns what serves from now on, in words.
+
+    Without a ``folder`` it is the user's.
+    """
+    try:
+        brought = bring(cache_folder() if folder is None else folder)
+    except KernelError as fault:
+        return f"numpy: {fault.reason}"
+    kernels.use(brought.kernels)
+    made = f" in {brought.compiled_s:.1f} s" if brought.compiled_s else " before"
+    return f"compiled kernels, made{made}"
+
+
 def bring(folder: Path) -> Brought:
     """Return the kernels, from ``folder`` or compiled; raises :class:`KernelError`."""
     if lacking := missing():
@@ -130,8 +144,8 @@ def cache_key() -> str:
     """Return the name of the file that holds what would be compiled here."""
     import llvmlite.binding as llvm
 
-    place = Path(__file__).parent
-    parts = [(place / name).read_bytes() for name in ("kernelsource.py", "kernelbuild.py")]
+    sources = Path(kernels.__file__).parent / "kernelsource.py", Path(__file__)
+    parts = [one.read_bytes() for one in (*sources, Path(__file__).parent / "kernelbuild.py")]
     parts += [repr(kernels.SIGNATURES).encode(), str(kernels.LANES).encode()]
     parts += [importlib.metadata.version(name).encode() for name in ("numba", "llvmlite")]
     target = (llvm.get_default_triple(), llvm.get_host_cpu_name())
@@ -160,7 +174,7 @@ def link(data: bytes) -> kernels.Kernels:
 
 def _compiled() -> bytes:
     """Return what a process of its own compiles. It ends when this one does: its input does."""
-    command = [sys.executable, "-P", "-m", "dugnad.averaging.kernelbuild"]
+    command = [sys.executable, "-P", "-m", "dugnad.peer.kernelbuild"]
     with (
         tempfile.TemporaryFile() as words,
         subprocess.Popen(
