@@ -96,7 +96,7 @@ class Crowd:
         return list(addresses[:1])
 
     def add(self, peers: int, seeds: list[str]) -> None:
-        """Start so many, all workers at once; the first worker is filled up."""
+        """Start so many, one worker after the other; the first worker is filled up."""
         fresh = list(self.workers) if not self.views else []
         counts = [self.each - 1] * len(fresh)
         left = peers - sum(counts)
@@ -104,7 +104,6 @@ class Crowd:
         counts += [self.each] * (left // self.each)
         for worker, count in zip(fresh, counts, strict=True):
             worker.say(do="start", count=count, seeds=seeds, mesh_max=self.mesh_max)
-        for worker in fresh:
             worker.answer()
             if worker not in self.workers:
                 self.workers.append(worker)
