@@ -17,7 +17,7 @@ from _exchangeplot import exchange_svg
 from _fleet import Measured
 from _gigabit import Lan
 from _plainworker import PlainWorker
-from exchange import ALONE, GLOO, add_cell, fits, measure_all, show, summary
+from exchange import ALONE, GLOO, HIVEMIND_8BIT, add_cell, fits, measure_all, show, summary
 from short import PROGRAMS, lines
 
 from dugnad.averaging import formats as fm
@@ -49,6 +49,17 @@ def test_ratios_are_against_the_fastest_of_theirs_that_averaged_all() -> None:
     assert figures["speedup_vs_hivemind_alone"] == pytest.approx(12.0)
     assert figures["ratio_vs_gloo"] == pytest.approx(0.6)
     assert figures["memory_vs_hivemind"] == pytest.approx(0.5)
+
+
+def test_a_codec_of_theirs_that_clips_by_design_is_compared_until_it_misses_more() -> None:
+    results = {
+        "ours int8": measured(0.2, 0.6),
+        "hivemind float16": measured(0.8, 1.0),
+        HIVEMIND_8BIT: measured(0.6, 1.0, wrong=0.001),
+    }
+    assert summary(OPTIONS, results)["speedup_vs_hivemind"] == pytest.approx(3.0)
+    results[HIVEMIND_8BIT] = measured(0.6, 1.0, wrong=0.01)
+    assert summary(OPTIONS, results)["speedup_vs_hivemind"] == pytest.approx(4.0)
 
 
 def test_a_goal_that_is_missed_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,13 +162,14 @@ def test_a_lan_carries_bytes_between_peers_and_leaves_nothing() -> None:
 
 
 def test_parts_of_the_matrix_come_together_in_one_file(tmp_path: Path) -> None:
-    file = tmp_path / "matrix.json"
-    add_cell(file, "4x1", summary(OPTIONS, {"ours int8": measured(0.2, 0.6)}))
-    add_cell(file, "4x1", summary(OPTIONS, {GLOO: measured(0.1, 0.1)}))
-    add_cell(file, "2x1", summary(OPTIONS, {GLOO: measured(0.3, 0.1)}))
-    add_cell(file, "2x1", summary(OPTIONS, {GLOO: measured(0.2, 0.1)}))
-    cells = json.loads(file.read_text())["cells"]
-    assert set(cells["4x1"]["results"]) == {"ours int8", GLOO}
+    options = argparse.Namespace(**vars(OPTIONS), json=str(tmp_path / "matrix.json"))
+    add_cell(options, "4x10", {"ours int8": measured(0.2, 0.6)})
+    figures = add_cell(options, "4x10", {GLOO: measured(0.1, 0.1)})
+    assert figures["ratio_vs_gloo"] == pytest.approx(0.5)
+    add_cell(options, "2x1", {GLOO: measured(0.3, 0.1)})
+    add_cell(options, "2x1", {GLOO: measured(0.2, 0.1)})
+    cells = json.loads(Path(options.json).read_text())["cells"]
+    assert set(cells["4x10"]["results"]) == {"ours int8", GLOO}
     assert cells["2x1"]["results"][GLOO]["seconds"] == 0.2
 
 
