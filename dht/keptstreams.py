@@ -23,6 +23,12 @@ KEPT_PER_PEER_MAX: Final = 4
 KEPT_MAX: Final = 96
 """In all; a descriptor and some 50 kB each. A fifth of all streams, so that there is room for those
 that others keep with us."""
+RESTING_PER_PEER_MAX: Final = 2 * KEPT_PER_PEER_MAX
+"""At the serving end, of one protocol: twice what a peer should keep, since the end of one may
+reach us after the beginning of the next."""
+RESTING_MAX: Final = 96
+"""In all, of one protocol: with what we keep ourselves less than there may be streams, so that a
+transfer finds room. More than that end at once."""
 
 
 class Waiting(Protocol):

@@ -35,7 +35,7 @@ from dugnad.dht.frames import (
     write_frame,
 )
 from dugnad.dht.ids import PeerId, RunId
-from dugnad.dht.keptstreams import REST_S
+from dugnad.dht.keptstreams import REST_S, RESTING_MAX, RESTING_PER_PEER_MAX
 from dugnad.dht.ports import Stream, Transport, TransportError
 from dugnad.dht.records import RecordError, Verifier, decode, encode
 from dugnad.peer.flow import Meter, Rates
@@ -134,6 +134,7 @@ class ContributionServer:
         self._drafts, self._roots = drafts, roots
         self._places = Slots(CONTRIBUTIONS_PER_PEER_MAX)
         self._gate = Gate("contributions", each=CONTRIBUTIONS_PER_PEER_MAX, total=CONTRIBUTIONS_MAX)
+        self._resting = Gate("streams at rest", each=RESTING_PER_PEER_MAX, total=RESTING_MAX)
 
     async def start(self) -> None:
         """From now on serves; ends with the transport."""
@@ -148,7 +149,9 @@ class ContributionServer:
             if not taken or not line.lasts:
                 return
             line.over()
-            header = await PacedStream(stream, REST_S, self._traffic).read(HEADER_BYTES)
+            header = await _rested(stream, self._resting, self._traffic)
+            if not header:
+                return
 
     async def _serve_one(self, line: PacedStream, header: bytes) -> bool:
         """Receives one contribution and answers; whether it was taken. `header` is what was read of
@@ -199,6 +202,16 @@ class ContributionServer:
             raise Refusal("the maker's signature does not hold in this run")
         if pieces_root(self._run, pieces) != made.pieces_root:
             raise Refusal("the unit pieces do not match their root")
+
+
+async def _rested(stream: Stream, resting: Gate, traffic: Traffic) -> bytes:
+    """The header of the next transfer's first frame; nothing where too many streams wait for one.
+    TransportError when none comes."""
+    try:
+        with resting.hold(stream.peer):
+            return await PacedStream(stream, REST_S, traffic).read(HEADER_BYTES)
+    except Refusal:
+        return b""
 
 
 async def _tell(line: PacedStream, total: int) -> None:
@@ -284,6 +297,7 @@ class PullServer:
         self._idle_s = idle_s
         self._traffic = traffic or Traffic()
         self._streams = Gate("transfers", each=PULLS_PER_PEER_MAX, total=PULLS_MAX)
+        self._resting = Gate("streams at rest", each=RESTING_PER_PEER_MAX, total=RESTING_MAX)
         self._sending = Gate("bytes", each=SENDING_PER_PEER_BYTES_MAX, total=SENDING_BYTES_MAX)
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
 
@@ -304,7 +318,9 @@ class PullServer:
             return
         header = b""
         while await self._transfer(line, partial(_request, line), header):
-            header = await PacedStream(stream, REST_S, self._traffic).read(HEADER_BYTES)
+            header = await _rested(stream, self._resting, self._traffic)
+            if not header:
+                return
             line = PacedStream(stream, self._idle_s, self._traffic)
 
     async def _transfer(

@@ -125,6 +125,24 @@ async def test_a_stream_at_rest_takes_no_place_of_those_that_transfer(
         resting.abort()
 
 
+async def test_more_streams_than_may_rest_end_after_their_transfer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "RESTING_PER_PEER_MAX", 0)
+    async with pair(tmp_path) as (mine, home):
+        inbox = Inbox()
+        await ContributionServer(home, RUN, size_of, inbox.take, verify_ed25519).start()
+        await PullServer(home, RUN, Shelf(BIG)).start()
+        await drawn(Puller(mine, RUN, CALM))
+        assert await pushed(mine, 1) == ""
+        async with asyncio.timeout(WAIT_S):
+            while len(home._streams):  # noqa: ASYNC110  its end has no event
+                await asyncio.sleep(0.01)
+        await drawn(Puller(mine, RUN, CALM))
+        assert await pushed(mine, 2) == ""
+        assert (mine.counts.direct, mine.counts.again) == (4, 0)
+
+
 async def test_streams_that_died_while_they_were_kept_are_replaced(tmp_path: Path) -> None:
     async with pair(tmp_path) as (mine, home):
         inbox = Inbox()
