@@ -190,7 +190,7 @@ def _compiled() -> bytes:
             child.kill()
         if status or not data:
             words.seek(0)
-            said = words.read()[-_WORDS_MAX:].decode(errors="replace").strip()
+            said = " ".join(words.read().decode(errors="replace").split())[-_WORDS_MAX:]
             raise KernelError(f"they could not be compiled: {said or f'exit status {status}'}")
     return data
 
