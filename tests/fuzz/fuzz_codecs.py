@@ -2,7 +2,9 @@
 
 Guided by coverage where the package `atheris` can be imported, else (or with `--plain`) a loop of
 random changes. Ends with an error at the first input that makes a decoder do anything else than
-return finite numbers or raise CodecError; the input is then printed as hexadecimal text.
+return finite numbers or raise CodecError; the input is then printed as hexadecimal text. Each is
+decoded twice: by numpy, and by the compiled kernels where these can be had, which must say the
+same.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ class Target:
     """One call for each input, with a count of what came of them."""
 
     def __init__(self, codecs: Codecs) -> None:
+        self.kernels = importlib.import_module("dugnad.averaging.kernels")
+        self.native = self.kernels.current()
         self.codecs = list((codecs.COMMIT_CODECS | codecs.HAND_IN_ONLY).values())
         self.fault = codecs.CodecError
         self.smallest = codecs.SMALLEST
@@ -61,9 +65,12 @@ class Target:
         codec = self.codecs[data[0] % len(self.codecs)]
         n = LENGTHS[data[1] % len(LENGTHS)]
         payload = self.payload(codec, n, data[2] % 3, data[3:])
-        try:
-            found = codec.decode(payload, n)
-        except self.fault:
+        self.kernels.use(None)
+        found = self.decoded(codec, payload, n)
+        self.kernels.use(self.native)
+        again = self.decoded(codec, payload, n)
+        if found is None or again is None:
+            assert found is again, "refused once of two times"
             self.outcomes[f"{codec.name} refused"] += 1
             return
         self.outcomes[f"{codec.name} decoded"] += 1
@@ -72,8 +79,14 @@ class Target:
         assert found.shape == (n,), "another shape"
         assert np.isfinite(found).all(), "a number that is not finite"
         assert not ((size > 0.0) & (size < self.smallest)).any(), "a number too small"
-        again = codec.decode(payload, n)
         assert again.tobytes() == found.tobytes(), "other numbers the second time"
+
+    def decoded(self, codec, payload: bytes, n: int):  # type: ignore[no-untyped-def]
+        """Return the parameters, or None for what is refused."""
+        try:
+            return codec.decode(payload, n)
+        except self.fault:
+            return None
 
     def payload(self, codec, n: int, way: int, rest: bytes) -> bytes:  # type: ignore[no-untyped-def]
         """Return the bytes to decode as ``n`` parameters."""
@@ -147,7 +160,9 @@ def main() -> None:
     options = parser.parse_args()
     there = importlib.util.find_spec("atheris") is not None and not options.plain
     atheris = importlib.import_module("atheris") if there else None
-    watch = Watch(Target(load(atheris)), options.inputs, "atheris" if atheris else "plain loop")
+    codecs = load(atheris)
+    print(importlib.import_module("dugnad.peer.kernelload").serve(), flush=True)
+    watch = Watch(Target(codecs), options.inputs, "atheris" if atheris else "plain loop")
     if atheris is None:
         plain(watch, options.inputs)
         return
