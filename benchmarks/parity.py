@@ -34,6 +34,7 @@ from _numericworld import Plan, data_parallel, exchange, synchronous
 from _quadratic import add_quadratic
 
 from dugnad.averaging.tree import Vector
+from dugnad.peer import kernelload
 from dugnad.peer.corpus import build_corpus
 
 SIZES: Final = {
@@ -91,6 +92,7 @@ class Found:
 def main() -> None:
     """Measure, print as it goes, and write the numbers to --json."""
     options = parse()
+    print(kernelload.serve())
     begin = time.perf_counter()
     add_quadratic()
     data = b"".join(file.read_bytes() for file in build_corpus(options.data).files)
