@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from dugnad.averaging import kernels
 from dugnad.averaging.codec_base import (
     FLOAT32_MAX,
     SCALE_MAX,
@@ -51,6 +52,9 @@ class Int4Codec(LeafCodec):
 
     def encode_leaf(self, x: Vector, out: Octets, scratch: Vector) -> None:
         """Scale and round half to even, then pack the leaf's first half with its second."""
+        native = kernels.current()
+        if native is not None and native.int4_rest(x, out, scratch):
+            return
         n = x.size
         blocks = -(-n // INT4_BLOCK)
         np.abs(x, out=scratch)
@@ -72,8 +76,17 @@ class Int4Codec(LeafCodec):
         np.left_shift(high, np.uint8(4), out=high)
         np.bitwise_or(room[: n - half], high, out=room[: n - half])
 
+    def leaf_rest(self, x: Vector, out: Octets, rest: Vector, scratch: Vector) -> None:
+        """The same, with the codes at hand where there are kernels."""
+        native = kernels.current()
+        if native is None or not native.int4_rest(x, out, rest):
+            super().leaf_rest(x, out, rest, scratch)
+
     def decode_leaf(self, data: Octets, out: Vector, scratch: Vector) -> None:
         """Widen (exact), then one multiply by the block's scale."""
+        native = kernels.current()
+        if native is not None and native.int4_decode(data, out):
+            return
         n = out.size
         cut = _SCALE_BYTES * -(-n // INT4_BLOCK)
         scale = _widened(data[:cut])

@@ -58,6 +58,7 @@ def _trials(tried: kernels.Kernels) -> Iterator[tuple[str, bool]]:
     yield "squares", tried.squares(theta) == squared(theta)
     out = _room()
     yield "int8_decode", tried.int8_decode(octets, out) and _same(out, decoded)
+    yield from _int4_trials(tried, whole)
     out, factor = theta.copy(), np.float32(0.3)
     alike = tried.int8_add(octets, out, factor, first=False)
     yield "int8_add", alike and _same(out, np.add(theta, np.multiply(decoded, factor)))
@@ -66,6 +67,18 @@ def _trials(tried: kernels.Kernels) -> Iterator[tuple[str, bool]]:
     out, due = residual.copy(), residual.copy()
     settle_range(due, _room())
     yield "settle", tried.settle(out) and _same(out, due)
+
+
+def _int4_trials(tried: kernels.Kernels, x: Vector) -> Iterator[tuple[str, bool]]:
+    codec = CODECS["int4"]
+    payload, rest = bytearray(codec.encoded_size(_PARAMS)), _room()
+    codec.encode_rest(x, payload, rest, _room())
+    octets = octets_of(payload)
+    made, left, out = np.zeros_like(octets), _room(), _room()
+    alike = tried.int4_rest(x, made, left) and made.tobytes() == payload
+    yield "int4_rest", alike and np.array_equal(left, rest)
+    alike = tried.int4_decode(octets, out)
+    yield "int4_decode", alike and _same(out, codec.decode(payload, _PARAMS))
 
 
 def _step_trial(

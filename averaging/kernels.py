@@ -26,6 +26,8 @@ SIGNATURES: Final[dict[str, str]] = {
     "int8_rest": "fiBbfn",
     "int8_decode": "Bbfn",
     "int8_add": "Bbfsnn",
+    "int4_rest": "fiBbfn",
+    "int4_decode": "Bbfn",
     "hand_in": "fffBbfidddn",
     "progress": "ffffddn",
     "squares": "fddn",
@@ -61,6 +63,8 @@ class Kernels:
         self._int8_rest = functions["int8_rest"]
         self._int8_decode = functions["int8_decode"]
         self._int8_add = functions["int8_add"]
+        self._int4_rest = functions["int4_rest"]
+        self._int4_decode = functions["int4_decode"]
         self._hand_in = functions["hand_in"]
         self._progress = functions["progress"]
         self._squares = functions["squares"]
@@ -89,6 +93,19 @@ class Kernels:
         at = _octets(data, int8_size(n))
         to = _room(total, _floats(total, n))
         return self._int8_add(at, at, to, factor, first, n) == 0
+
+    def int4_rest(self, x: Vector, out: Octets, rest: Vector) -> bool:
+        """Encode one leaf as int4; ``rest`` gets what that loses."""
+        n = x.size
+        at, to = _floats(x, n), _room(out, _octets(out, int4_size(n)))
+        codes, left = np.empty(n, np.int8), _room(rest, _floats(rest, n))
+        return self._int4_rest(at, at, to, codes.ctypes.data, left, n) == 0
+
+    def int4_decode(self, data: Octets, out: Vector) -> bool:
+        """Decode one leaf of int4."""
+        n = out.size
+        at, codes = _octets(data, int4_size(n)), np.empty(n, np.int8)
+        return self._int4_decode(at, codes.ctypes.data, _room(out, _floats(out, n)), n) == 0
 
     def hand_in(
         self, ref: Vector, theta: Vector, residual: Vector, out: Octets, rest: Vector
@@ -161,6 +178,11 @@ class Kernels:
 def int8_size(n: int) -> int:
     """Return the bytes of ``n`` parameters as int8: what a kernel reads or writes."""
     return n + 4 * -(-n // 1024)
+
+
+def int4_size(n: int) -> int:
+    """Return the bytes of ``n`` parameters as int4: what a kernel reads or writes."""
+    return (n + 1) // 2 + 2 * -(-n // 64)
 
 
 _active: Kernels | None = None

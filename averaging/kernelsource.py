@@ -28,6 +28,7 @@ import numpy as np
 from numba import cfunc, njit, types
 
 from dugnad.averaging.codec_base import FLOAT32_MAX, SCALE_MAX, SMALLEST
+from dugnad.averaging.codec_int4 import INT4_BLOCK
 from dugnad.averaging.codecs import INT8_BLOCK
 from dugnad.averaging.kernels import LANES, SIGNATURES
 
@@ -43,6 +44,9 @@ _SCALE_MAX_BITS: Final = np.uint32(np.float32(SCALE_MAX).view(np.uint32))
 _ZERO: Final = np.float32(0.0)
 _ONE: Final = np.float32(1.0)
 _LEVELS: Final = np.float32(127.0)
+_LEVELS4: Final = np.float32(7.0)
+_BLOCK4: Final = INT4_BLOCK
+_CLIP4: Final = np.float32(7.0 * SCALE_MAX)
 
 _TYPES: Final = {
     "f": types.CPointer(types.float32),
@@ -280,6 +284,71 @@ def int8_add(data, codes, total, factor, first, n):  # type: ignore[no-untyped-d
             for i in range(length):
                 total[start + i] += np.float32(codes[at + i]) * scale * factor
         at += length
+    return 0
+
+
+@_inlined
+def _halved_scale(top: Any) -> Any:
+    """Return a block's scale: its largest magnitude / 7, rounded half up to bfloat16."""
+    scale = min(np.int32(top).view(np.float32) / _LEVELS4, _SCALE_MAX)
+    bits = np.uint32(np.float32(scale).view(np.uint32) + np.uint32(0x8000))
+    scale = np.uint32(bits & np.uint32(0xFFFF_0000)).view(np.float32)
+    return _ZERO if scale < _SMALLEST else scale
+
+
+@_kernel
+def int4_rest(x, xbits, out, codes, rest, n):  # type: ignore[no-untyped-def]
+    """Encode one leaf and put what that loses into ``rest``; ``codes`` is scratch of ``n``."""
+    cut = 0
+    for start in range(0, n, _BLOCK4):
+        stop = min(start + _BLOCK4, n)
+        top = _largest(xbits, start, stop)
+        if top > _LARGEST:
+            return REFUSED
+        scale = _halved_scale(top)
+        upper = np.float32(scale).view(np.uint32) >> np.uint32(16)
+        out[cut] = np.uint8(upper & np.uint32(255))
+        out[cut + 1] = np.uint8(upper >> np.uint32(8))
+        cut += 2
+        inverse = _ZERO
+        if scale > _ZERO:
+            inverse = _ONE / scale
+        for i in range(start, stop):
+            one = x[i]
+            code = np.rint(min(max(one, -_CLIP4), _CLIP4) * inverse)
+            codes[i] = np.int8(code)
+            rest[i] = one - code * scale
+    half = (n + 1) // 2
+    for i in range(n - half):
+        out[cut + i] = np.uint8((codes[i] & 15) | ((codes[half + i] & 15) << 4))
+    if n % 2:
+        out[cut + half - 1] = np.uint8(codes[half - 1] & 15)
+    return 0
+
+
+@_kernel
+def int4_decode(data, codes, out, n):  # type: ignore[no-untyped-def]
+    """Decode one leaf; ``codes`` is scratch of ``n``."""
+    half, cut = (n + 1) // 2, 2 * ((n + _BLOCK4 - 1) // _BLOCK4)
+    if n % 2 and data[cut + half - 1] > 15:
+        return REFUSED
+    for i in range(half):
+        codes[i] = np.int8(np.int8(data[cut + i] << 4) >> 4)
+    for i in range(n - half):
+        codes[half + i] = np.int8(np.int8(data[cut + i]) >> 4)
+    if _lowest(codes, 0, n) < -7:
+        return REFUSED
+    at = 0
+    for start in range(0, n, _BLOCK4):
+        bits = np.uint32((np.uint32(data[at]) << 16) | (np.uint32(data[at + 1]) << 24))
+        at += 2
+        if bits > _SCALE_MAX_BITS:
+            return REFUSED
+        scale = np.uint32(bits).view(np.float32)
+        if scale < _SMALLEST:
+            scale = _ZERO
+        for i in range(start, min(start + _BLOCK4, n)):
+            out[i] = np.float32(codes[i]) * scale
     return 0
 
 

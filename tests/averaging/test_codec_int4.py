@@ -11,6 +11,8 @@ from dugnad.averaging.codec_base import SMALLEST, CodecError
 from dugnad.averaging.codec_int4 import INT4_BLOCK, Int4Codec
 from dugnad.averaging.tree import LEAF_PARAMS, Vector
 
+pytestmark = pytest.mark.usefixtures("arithmetic")  # numpy's, then compiled
+
 INT4 = Int4Codec()
 FLOATS = st.floats(-(2.0**126), 2.0**126, width=32, allow_subnormal=True)
 

@@ -103,16 +103,17 @@ def encoding(codec: str, x: Vector) -> Encoding:
 
 
 @given(st.data())
+@pytest.mark.parametrize("codec", ["int8", "int4"])
 def test_encoding_gives_the_bytes_and_the_rest_of_numpy(
-    compiled: Kernels, data: st.DataObject
+    compiled: Kernels, codec: str, data: st.DataObject
 ) -> None:
     x = data.draw(SIZES.flatmap(vectors))
     before = x.copy()
     with using(None), np.errstate(all="ignore"):
-        due = encoding("int8", x)
+        due = encoding(codec, x)
     with using(compiled):
-        got = encoding("int8", x)
-        again = None if isinstance(got, str) else CODECS["int8"].encode(x)
+        got = encoding(codec, x)
+        again = None if isinstance(got, str) else CODECS[codec].encode(x)
     assert same(x, before)
     if isinstance(due, str) or isinstance(got, str):
         assert got == due
@@ -129,15 +130,16 @@ def decoding(codec: str, data: bytes, n: int) -> bytes | str:
 
 
 @given(st.data())
+@pytest.mark.parametrize("codec", ["int8", "int4"])
 def test_decoding_gives_the_bits_or_the_refusal_of_numpy(
-    compiled: Kernels, data: st.DataObject
+    compiled: Kernels, codec: str, data: st.DataObject
 ) -> None:
     n = data.draw(SIZES)
-    payload = data.draw(payloads(n))
+    payload = data.draw(payloads(n, codec))
     with using(None):
-        due = decoding("int8", payload, n)
+        due = decoding(codec, payload, n)
     with using(compiled):
-        assert decoding("int8", payload, n) == due
+        assert decoding(codec, payload, n) == due
 
 
 @given(st.data())
