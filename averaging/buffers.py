@@ -227,15 +227,8 @@ class FragmentBuffers:
                 self._recent.append(self._begun_norm)
             self._begun_norm = 0.0
             residual_norm, dropped = self._bound_residual(residual_norm)
-        return HandIn(
-            seq,
-            payload,
-            root_of(hashes),
-            hashes,
-            progress_norm,
-            residual_norm,
-            dropped_norm=dropped,
-        )
+        root, norms = root_of(hashes), (progress_norm, residual_norm)
+        return HandIn(seq, payload, root, hashes, *norms, dropped_norm=dropped)
 
     def settle(self, seq: int, fraction: float) -> None:
         """See to it that just ``fraction`` of contribution ``seq`` is back in the residual.
