@@ -337,7 +337,6 @@ class Home:
         """The numbers are there: write the header and have it promised and signed."""
         view = self.view
         self.merging = None
-        view.passed.discard(view.me)
         for key, reason in event.bad:
             if self.inbox.pop(key, None) is not None:
                 self._revision += 1
@@ -347,6 +346,7 @@ class Home:
         if event.other != NO_DIGEST and not event.inputs:
             self.joiner.failed()
         if event.parent != view.head.digest or not event.inputs or not view.may_home():
+            view.passed.discard(view.me)  # I may try again, if it is still my turn
             return  # the head has changed meanwhile: what came in is merged on the new one
         self.signing = True
         view.out.append(Sign(self._header(event), event.inputs))

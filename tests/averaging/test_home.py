@@ -436,7 +436,9 @@ def test_a_home_whose_merge_hangs_hands_its_own_work_to_its_heir() -> None:
     assert not only(home.wait(patience - 0.2), ev.SendContribution)
     assert [one.to for one in only(home.wait(0.3), ev.SendContribution)] == [heir]
     inputs = [listing(contribution(maker, 2, 1)) for maker in others(home)]
-    assert only(home.tell(merged(home.core.head, inputs)), ev.Sign), "late is better than never"
+    late = home.tell(merged(home.core.head, inputs))
+    assert only(late, ev.Sign), "late is better than never"
+    assert not only(late, ev.CancelSend), "what is on its way to the heir stays so"
 
 
 def test_a_merge_that_failed_late_is_tried_again_by_the_home_itself() -> None:
