@@ -26,17 +26,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dugnad.averaging import kernels
-from dugnad.averaging.codec_base import octets_of
 from dugnad.averaging.codecs import (
     CODECS,
     SPARSE_CODECS,
     Codec,
     CodecError,
-    Int8Codec,
     leaf_bounds,
 )
-from dugnad.averaging.leaf import Encoded, leaf_room, squared
+from dugnad.averaging.leaf import Encoded, encode_progress, leaf_room
 from dugnad.averaging.outer import OuterState, Rates, step_leaf
 from dugnad.averaging.pages import PAGES
 from dugnad.averaging.room import Room
@@ -384,7 +381,10 @@ class FragmentBuffers:
             part, bench = total[: stop - start], scratch[: stop - start]
             octets = room.view[first:last]
             moved = self.ref[start:stop], theta[start:stop], self.residual[start:stop]
-            made = _encode_progress(codec, moved, octets, rest[start:stop], (part, bench))
+            try:
+                made = encode_progress(codec, moved, octets, rest[start:stop], (part, bench))
+            except CodecError as fault:
+                raise BuffersError(fault.reason) from fault
             hashes.append(leaf_hash(octets))
             progress, left = progress + made[0], left + made[1]
         return tuple(hashes), math.sqrt(progress), math.sqrt(left)
@@ -399,38 +399,6 @@ class FragmentBuffers:
         np.multiply(self.residual, np.float32(limit / norm), out=self.residual)
         self.dropped_norm += norm - limit
         return limit, norm - limit
-
-
-def _encode_progress(
-    codec: Codec,
-    moved: tuple[Vector, Vector, Vector],
-    octets: memoryview,
-    rest: Vector,
-    rooms: tuple[Vector, Vector],
-) -> tuple[float, float]:
-    """Encode a leaf of residual + (ref - theta), ``moved`` being (ref, theta, residual).
-
-    Returns the squared norms of ref - theta and of ``rest``, which gets what encoding loses. Raises
-    :class:`BuffersError` for parameters that are not finite.
-    """
-    native, (ref, theta, residual), (part, bench) = kernels.current(), moved, rooms
-    if native is not None and isinstance(codec, Int8Codec):
-        done = native.hand_in(ref, theta, residual, octets_of(octets), rest)
-        if done is not None:
-            return done
-    if native is not None:
-        progress = native.progress(ref, theta, residual, part)
-    else:
-        np.subtract(ref, theta, out=part)
-        progress = squared(part)
-        np.add(residual, part, out=part)
-    if not math.isfinite(progress):
-        raise BuffersError("the learner's parameters are not finite")
-    try:
-        codec.encode_rest(part, octets, rest, bench)
-    except CodecError as fault:
-        raise BuffersError(f"progress cannot be encoded: {fault.reason}") from fault
-    return progress, squared(rest)
 
 
 def _sealed(

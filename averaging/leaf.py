@@ -6,6 +6,7 @@ size: pages that the system zeroes first cost as much as the arithmetic.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from dugnad.averaging import kernels
 from dugnad.averaging.codec_base import octets_of
-from dugnad.averaging.codecs import Codec, CodecError, leaf_bounds
+from dugnad.averaging.codecs import Codec, CodecError, Int8Codec, leaf_bounds
 from dugnad.averaging.kernels import LANES
 from dugnad.averaging.tree import LEAF_PARAMS, Bytes, Vector
 
@@ -91,3 +92,35 @@ def _squared(piece: Vector) -> float:
             tail = part[rows * LANES :].astype(np.float64)
             lanes[:rest] += tail * tail
     return float(np.add.accumulate(lanes)[-1])
+
+
+def encode_progress(
+    codec: Codec,
+    moved: tuple[Vector, Vector, Vector],
+    octets: memoryview,
+    rest: Vector,
+    rooms: tuple[Vector, Vector],
+) -> tuple[float, float]:
+    """Encode a leaf of residual + (ref - theta), ``moved`` being (ref, theta, residual).
+
+    Returns the squared norms of ref - theta and of ``rest``, which gets what encoding loses. Raises
+    :class:`~dugnad.averaging.codecs.CodecError` for parameters that are not finite.
+    """
+    native, (ref, theta, residual), (part, bench) = kernels.current(), moved, rooms
+    if native is not None and isinstance(codec, Int8Codec):
+        done = native.hand_in(ref, theta, residual, octets_of(octets), rest)
+        if done is not None:
+            return done
+    if native is not None:
+        progress = native.progress(ref, theta, residual, part)
+    else:
+        np.subtract(ref, theta, out=part)
+        progress = squared(part)
+        np.add(residual, part, out=part)
+    if not math.isfinite(progress):
+        raise CodecError("the learner's parameters are not finite")
+    try:
+        codec.encode_rest(part, octets, rest, bench)
+    except CodecError as fault:
+        raise CodecError(f"progress cannot be encoded: {fault.reason}") from fault
+    return progress, squared(rest)
