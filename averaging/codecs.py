@@ -96,12 +96,18 @@ class Float16Codec(LeafCodec):
 
     def encode_leaf(self, x: Vector, out: Octets, scratch: Vector) -> None:
         """Clip and round to nearest even."""
+        native = kernels.current()
+        if native is not None and native.half_encode(x, out):
+            return
         require_finite(x, scratch)
         np.clip(x, -FLOAT16_MAX, FLOAT16_MAX, out=scratch)
         out[:] = scratch.astype("<f2").view(np.uint8)
 
     def decode_leaf(self, data: Octets, out: Vector, scratch: Vector) -> None:
         """Widen, exactly."""
+        native = kernels.current()
+        if native is not None and native.half_decode(data, out):
+            return
         np.copyto(out, data.view("<f2"))
         require_finite(out, scratch)
 

@@ -59,6 +59,7 @@ def _trials(tried: kernels.Kernels) -> Iterator[tuple[str, bool]]:
     out = _room()
     yield "int8_decode", tried.int8_decode(octets, out) and _same(out, decoded)
     yield from _int4_trials(tried, whole)
+    yield from _half_trials(tried, whole)
     out, factor = theta.copy(), np.float32(0.3)
     alike = tried.int8_add(octets, out, factor, first=False)
     yield "int8_add", alike and _same(out, np.add(theta, np.multiply(decoded, factor)))
@@ -79,6 +80,16 @@ def _int4_trials(tried: kernels.Kernels, x: Vector) -> Iterator[tuple[str, bool]
     yield "int4_rest", alike and np.array_equal(left, rest)
     alike = tried.int4_decode(octets, out)
     yield "int4_decode", alike and _same(out, codec.decode(payload, _PARAMS))
+
+
+def _half_trials(tried: kernels.Kernels, x: Vector) -> Iterator[tuple[str, bool]]:
+    codec = CODECS["float16"]
+    x = np.concatenate((x, np.float32(2.0**-25) * np.arange(4096, dtype=np.float32)))
+    payload = codec.encode(x)
+    made, out = np.zeros(len(payload), np.uint8), np.empty_like(x)
+    yield "half_encode", tried.half_encode(x, made) and made.tobytes() == payload
+    decoded = codec.decode(payload, x.size)
+    yield "half_decode", tried.half_decode(octets_of(payload), out) and _same(out, decoded)
 
 
 def _step_trial(

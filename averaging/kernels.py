@@ -28,6 +28,8 @@ SIGNATURES: Final[dict[str, str]] = {
     "int8_add": "Bbfsnn",
     "int4_rest": "fiBbfn",
     "int4_decode": "Bbfn",
+    "half_encode": "iHn",
+    "half_decode": "Hfin",
     "hand_in": "fffBbfidddn",
     "progress": "ffffddn",
     "squares": "fddn",
@@ -35,8 +37,8 @@ SIGNATURES: Final[dict[str, str]] = {
     "momentum_step": "fffssfifin",
     "settle": "fin",
 }
-"""Arguments by kernel: f, i, B, b, d point to float32, int32, uint8, int8 and float64 numbers, n is
-an int64, s a float32. Each returns an int64: 0, or another for what it refuses."""
+"""Arguments by kernel: f, i, B, b, H, d point to float32, int32, uint8, int8, uint16 and float64
+numbers, n is an int64, s a float32. Each returns an int64: 0, or another for what it refuses."""
 
 Octets = npt.NDArray[np.uint8]
 Function = Callable[..., int]
@@ -65,6 +67,8 @@ class Kernels:
         self._int8_add = functions["int8_add"]
         self._int4_rest = functions["int4_rest"]
         self._int4_decode = functions["int4_decode"]
+        self._half_encode = functions["half_encode"]
+        self._half_decode = functions["half_decode"]
         self._hand_in = functions["hand_in"]
         self._progress = functions["progress"]
         self._squares = functions["squares"]
@@ -106,6 +110,17 @@ class Kernels:
         n = out.size
         at, codes = _octets(data, int4_size(n)), np.empty(n, np.int8)
         return self._int4_decode(at, codes.ctypes.data, _room(out, _floats(out, n)), n) == 0
+
+    def half_encode(self, x: Vector, out: Octets) -> bool:
+        """Encode one leaf as float16."""
+        n = x.size
+        return self._half_encode(_floats(x, n), _room(out, _octets(out, 2 * n)), n) == 0
+
+    def half_decode(self, data: Octets, out: Vector) -> bool:
+        """Decode one leaf of float16."""
+        n = out.size
+        to = _room(out, _floats(out, n))
+        return self._half_decode(_octets(data, 2 * n), to, to, n) == 0
 
     def hand_in(
         self, ref: Vector, theta: Vector, residual: Vector, out: Octets, rest: Vector

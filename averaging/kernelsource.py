@@ -29,7 +29,7 @@ from numba import cfunc, njit, types
 
 from dugnad.averaging.codec_base import FLOAT32_MAX, SCALE_MAX, SMALLEST
 from dugnad.averaging.codec_int4 import INT4_BLOCK
-from dugnad.averaging.codecs import INT8_BLOCK
+from dugnad.averaging.codecs import FLOAT16_MAX, INT8_BLOCK
 from dugnad.averaging.kernels import LANES, SIGNATURES
 
 REFUSED: Final = 1
@@ -46,6 +46,12 @@ _ONE: Final = np.float32(1.0)
 _LEVELS: Final = np.float32(127.0)
 _LEVELS4: Final = np.float32(7.0)
 _BLOCK4: Final = INT4_BLOCK
+_HALF_MAX: Final = np.int32(np.float32(FLOAT16_MAX).view(np.int32))
+_HALF_NORMAL: Final = np.float32(2.0**-14)
+_HALF_STEP: Final = np.float32(2.0**-24)
+_HALF_STEPS: Final = np.float32(2.0**24)
+_HALF_BIAS: Final = np.uint32(112 << 23)
+_HALF_ROUND: Final = np.uint32(0xFFF - (112 << 23) & 0xFFFF_FFFF)
 _CLIP4: Final = np.float32(7.0 * SCALE_MAX)
 
 _TYPES: Final = {
@@ -53,6 +59,7 @@ _TYPES: Final = {
     "i": types.CPointer(types.int32),
     "B": types.CPointer(types.uint8),
     "b": types.CPointer(types.int8),
+    "H": types.CPointer(types.uint16),
     "d": types.CPointer(types.float64),
     "n": types.int64,
     "s": types.float32,
@@ -349,6 +356,45 @@ def int4_decode(data, codes, out, n):  # type: ignore[no-untyped-def]
             scale = _ZERO
         for i in range(start, min(start + _BLOCK4, n)):
             out[i] = np.float32(codes[i]) * scale
+    return 0
+
+
+@_kernel
+def half_encode(xbits, out, n):  # type: ignore[no-untyped-def]
+    """Encode one leaf as float16: clipped, to nearest even."""
+    for start in range(0, n, _BLOCK):
+        stop = min(start + _BLOCK, n)
+        if _largest(xbits, start, stop) > _LARGEST:
+            return REFUSED
+        for i in range(start, stop):
+            bits = np.uint32(min(np.int32(xbits[i] & _MAGNITUDE), _HALF_MAX))
+            size = np.uint32(bits).view(np.float32)
+            odd = np.uint32((bits >> np.uint32(13)) & np.uint32(1))
+            normal = np.uint32(bits + odd + _HALF_ROUND) >> np.uint32(13)
+            # below 2**-14 the last place is 2**-24: scaled to integers, rounded to nearest even
+            small = np.uint32(np.int32(np.rint(size * _HALF_STEPS)))
+            chosen = small if size < _HALF_NORMAL else np.uint32(normal)
+            sign = np.uint32((np.uint32(xbits[i]) >> np.uint32(16)) & np.uint32(0x8000))
+            out[i] = np.uint16(chosen | sign)
+    return 0
+
+
+@_kernel
+def half_decode(data, out, outbits, n):  # type: ignore[no-untyped-def]
+    """Decode one leaf of float16."""
+    top = np.uint16(0)
+    for i in range(n):
+        one = np.uint16(data[i] & np.uint16(0x7FFF))
+        top = one if one > top else top
+    if top >= np.uint16(0x7C00):
+        return REFUSED
+    for i in range(n):
+        size = np.uint32(data[i] & np.uint16(0x7FFF))
+        sign = np.uint32(np.uint32(data[i] & np.uint16(0x8000)) << np.uint32(16))
+        normal = np.uint32(np.uint32(size << np.uint32(13)) + _HALF_BIAS)
+        small = np.float32(np.int32(size)) * _HALF_STEP
+        chosen = np.float32(small).view(np.uint32) if size < np.uint32(0x400) else normal
+        outbits[i] = np.int32(np.uint32(chosen | sign))
     return 0
 
 

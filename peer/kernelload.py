@@ -91,9 +91,11 @@ def bring(folder: Path) -> Brought:
     if lacking := missing():
         raise KernelError(f"{lacking} is not installed")
     with _translated():
-        data, seconds = _kept_or_compiled(folder)
-        made = link(data)
-        _forget_pages()
+        try:
+            data, seconds = _kept_or_compiled(folder)
+            made = link(data)
+        finally:
+            _forget_pages()
     if fault := kernelcheck.fault_of(made):
         raise KernelError(fault)
     return Brought(made, seconds)

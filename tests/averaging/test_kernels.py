@@ -103,7 +103,7 @@ def encoding(codec: str, x: Vector) -> Encoding:
 
 
 @given(st.data())
-@pytest.mark.parametrize("codec", ["int8", "int4"])
+@pytest.mark.parametrize("codec", ["int8", "int4", "float16"])
 def test_encoding_gives_the_bytes_and_the_rest_of_numpy(
     compiled: Kernels, codec: str, data: st.DataObject
 ) -> None:
@@ -122,6 +122,26 @@ def test_encoding_gives_the_bytes_and_the_rest_of_numpy(
     assert same_numbers(got[1], due[1])
 
 
+def test_every_float16_and_what_lies_between_two_is_as_numpy_has_it(compiled: Kernels) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16)
+    finite = every[np.isfinite(every.view(np.float16))]
+    exact = finite.view(np.float16).astype(np.float32)
+    around = [exact, *(np.nextafter(exact, np.float32(to)) for to in (-1e9, 1e9))]
+    middle = ((exact[:-1].astype(np.float64) + exact[1:]) / 2).astype(np.float32)
+    around += [middle, *(np.nextafter(middle, np.float32(to)) for to in (-1e9, 1e9))]
+    for x in around:
+        for start in range(0, x.size, LEAF_PARAMS):
+            part = x[start : start + LEAF_PARAMS]
+            with using(None):
+                due = CODECS["float16"].encode(part)
+            with using(compiled):
+                assert CODECS["float16"].encode(part) == due
+                assert same(
+                    CODECS["float16"].decode(due, part.size),
+                    np.frombuffer(due, "<f2").astype(np.float32),
+                )
+
+
 def decoding(codec: str, data: bytes, n: int) -> bytes | str:
     try:
         return CODECS[codec].decode(unaligned(data), n).tobytes()
@@ -130,7 +150,7 @@ def decoding(codec: str, data: bytes, n: int) -> bytes | str:
 
 
 @given(st.data())
-@pytest.mark.parametrize("codec", ["int8", "int4"])
+@pytest.mark.parametrize("codec", ["int8", "int4", "float16"])
 def test_decoding_gives_the_bits_or_the_refusal_of_numpy(
     compiled: Kernels, codec: str, data: st.DataObject
 ) -> None:
