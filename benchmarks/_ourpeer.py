@@ -9,6 +9,7 @@ modulo their number, so all are homes at once. What the core would add is when t
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,7 @@ from dugnad.dht.ports import Stream, StreamEnded
 from dugnad.dht.records import decode, encode, verify_ed25519
 from dugnad.dht.substrate import Substrate, SubstrateConfig
 from dugnad.peer import kernelload
+from dugnad.peer.arithmetic import against
 from dugnad.peer.averager import THREADS
 from dugnad.peer.pull import Puller
 from dugnad.peer.pushing import push
@@ -126,7 +128,8 @@ class OurPeer:
 
     async def start(self) -> dict[str, Any]:
         """Start p2pd and serve."""
-        print(await asyncio.to_thread(kernelload.serve), file=sys.stderr, flush=True)
+        if not against(os.environ.get("DUGNAD_KERNELS", "auto")):
+            print(await asyncio.to_thread(kernelload.serve), file=sys.stderr, flush=True)
         await self._substrate.start()
         await self._transport.start()
         transport = self._transport

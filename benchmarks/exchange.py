@@ -10,7 +10,8 @@ encryption and the outer step included; `alone` leaves out error feedback, outer
 the others do. hivemind's is its all-reduce after matchmaking; gloo is a plain sum without
 encryption; `raw` moves the bytes of a float32 ring from peer to peer and sums nothing. Vectors are
 made before the clock starts and looked at after it stops. GB are those that a ring in float32 would
-move: 2 (N-1) d 4 bytes. `--gigabit` runs each peer in a namespace with a line of 1 Gbit/s.
+move: 2 (N-1) d 4 bytes. Ours uses compiled kernels where they can be had, and numpy alone with
+DUGNAD_KERNELS=numpy. `--gigabit` runs each peer in a namespace with a line of 1 Gbit/s.
 
 | key | what | goal |
 |---|---|---|
