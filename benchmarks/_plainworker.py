@@ -94,6 +94,8 @@ class PlainWorker:
             leaf = total[: stop - start]
             leaf.fill(0.0)
             for one, factor in zip(inputs, factors, strict=True):
+                if one.add_to(k, leaf, factor, first=False):
+                    continue
                 decoded = one.leaf(k, part, scratch)
                 np.multiply(decoded, factor, out=decoded)
                 np.add(leaf, decoded, out=leaf)
