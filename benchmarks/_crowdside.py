@@ -74,7 +74,7 @@ class Side:
         self.addresses = self.substrate.addresses
         self.close = self.substrate.close
         self.sent = 0
-        self.changes: list[tuple[float, str, bool]] = []
+        self.changes: list[tuple[float, str, str]] = []
         self.shell: RosterShell | None = None
         self._mesh_max = mesh_max
 
@@ -102,8 +102,9 @@ class Side:
 
     def _heard(self, action: RosterAction) -> None:
         if isinstance(action, PeerUp | PeerLost | PeerLeft):
-            up = isinstance(action, PeerUp)
-            self.changes.append((time.monotonic(), action.peer.hex(), up))
+            why = action.reason if isinstance(action, PeerLost) else ""
+            lost = "" if isinstance(action, PeerUp) else why or "left"
+            self.changes.append((time.monotonic(), action.peer.hex(), lost))
 
     async def open(self, peer: PeerId, protocol: str, timeout_s: float) -> Stream:
         """A counted stream."""

@@ -6,24 +6,28 @@ They come together through one seed, stand still for a while, lose one worker wi
 a SIGKILL, and take in as many new ones. Keys: `formed_s` (from the last start until every view is
 whole), `links`, `sent_b_s` (control bytes that a peer sends in the calm), `lost_s` (from the kill
 until each survivor knows of all the dead), `joined_s`, `false_losses` (live peers called lost by
-anybody), `cores` (CPU in the calm, workers and p2pd), `left_behind` (processes).
+anybody, by reason), `cores` (CPU in the calm, workers and p2pd), `left_behind` (processes).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 from _crowdside import DEFAULT_MESH
 
+NUMBER: Final = re.compile(r"by \w+|[0-9.]+")
+"""What differs between two reasons of one kind."""
 LIMIT_S: Final = 240.0
 """For every view to be whole: much longer than it takes, so that a slow machine says how long."""
 LOOK_S: Final = 0.5
@@ -84,7 +88,7 @@ class Crowd:
         self.views: dict[str, set[str]] = {}
         self.whole_at: dict[str, float] = {}
         self.now: dict[str, dict[str, Any]] = {}
-        self.false_losses = 0
+        self.false_losses: Counter[str] = Counter()
         self.count = 0
 
     def first(self) -> list[str]:
@@ -123,9 +127,10 @@ class Crowd:
         for row in (row for found in rows.values() for row in found):
             me = row["peer"]
             view, wanted = self.views.setdefault(me, set()), there - {me}
-            for at, peer, up in row["changes"]:
-                (view.add if up else view.discard)(peer)
-                self.false_losses += not up and peer in there
+            for at, peer, lost in row["changes"]:
+                (view.discard if lost else view.add)(peer)
+                if lost and peer in there:
+                    self.false_losses[NUMBER.sub("_", lost)] += 1
                 if view == wanted:
                     self.whole_at[me] = at
             if view != wanted:
@@ -162,6 +167,7 @@ def measure(crowd: Crowd, peers: int, calm_s: float) -> dict[str, object]:
     seeds = crowd.first()
     crowd.add(peers - 1, seeds)
     formed = crowd.settle(time.monotonic())
+    forming = crowd.false_losses.copy()
     before, cpu, start = crowd.sent(), crowd.cpu_s(), time.monotonic()
     time.sleep(calm_s)
     crowd.look()
@@ -175,7 +181,7 @@ def measure(crowd: Crowd, peers: int, calm_s: float) -> dict[str, object]:
         "links": {"mean": statistics.mean(links), "min": min(links), "max": max(links)},
         "sent_b_s": {"mean": statistics.mean(rates), "max": max(rates)},
         "cores": (crowd.cpu_s() - cpu) / passed,
-        "false_losses_forming_and_calm": crowd.false_losses,
+        "false_losses_forming": dict(forming),
     }
     victim = crowd.workers.pop()
     killed_at = time.monotonic()
@@ -190,7 +196,7 @@ def measure(crowd: Crowd, peers: int, calm_s: float) -> dict[str, object]:
         "killed": crowd.each,
         "lost_s": {"median": statistics.median(lost), "max": max(lost)},
         "joined_s": {"median": statistics.median(joined), "max": max(joined)},
-        "false_losses": crowd.false_losses,
+        "false_losses": dict(crowd.false_losses),
         "rss_mb": sum(p.memory_info().rss for w in crowd.workers for p in w.family()) / 1e6,
     }
 
