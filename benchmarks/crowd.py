@@ -130,7 +130,7 @@ class Crowd:
             for at, peer, lost in row["changes"]:
                 (view.discard if lost else view.add)(peer)
                 if lost and peer in there:
-                    self.false_losses[NUMBER.sub("_", lost)] += 1
+                    self.false_losses[NUMBER.sub("_", lost.partition(":")[0])] += 1
                 if view == wanted:
                     self.whole_at[me] = at
             if view != wanted:
