@@ -41,6 +41,7 @@ from dugnad.dht.substrate import Substrate, SubstrateConfig
 from dugnad.peer import kernelload
 from dugnad.peer.arithmetic import against
 from dugnad.peer.averager import THREADS
+from dugnad.peer.config import Settings
 from dugnad.peer.pull import Puller
 from dugnad.peer.pushing import push
 from dugnad.peer.transfer import ContributionServer, PullServer
@@ -128,7 +129,7 @@ class OurPeer:
 
     async def start(self) -> dict[str, Any]:
         """Start p2pd and serve."""
-        if not against(os.environ.get("DUGNAD_KERNELS", "auto")):
+        if not against(Settings(kernels=os.environ.get("DUGNAD_KERNELS", "auto"))):
             print(await asyncio.to_thread(kernelload.serve), file=sys.stderr, flush=True)
         await self._substrate.start()
         await self._transport.start()

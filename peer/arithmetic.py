@@ -13,18 +13,20 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from dugnad.peer import kernelload
+from dugnad.peer.config import Settings
+from dugnad.peer.limits import memory_cap
 
 if TYPE_CHECKING:
     from dugnad.peer.daemon import Daemon
 
-MEMORY_MIN: Final = 2_000_000_000
-"""Bytes of a machine whose owner may leave the choice to us: the compiler takes 250 MB for a few
-seconds, what it made about 20 MB for good."""
+CAP_MIN: Final = 800_000_000
+"""Bytes that the owner must have given: the compiler takes 210 MB while the learner starts, which
+would be made smaller for good. What was compiled takes about 10 MB."""
 
 
 async def bring_kernels(daemon: Daemon) -> None:
     """Bring the compiled kernels, if they are wanted; `daemon.kernels` says what came of it."""
-    if why := against(daemon.settings.kernels):
+    if why := against(daemon.settings):
         daemon.kernels = f"numpy: {why}"
         return
     loop = asyncio.get_running_loop()
@@ -45,12 +47,13 @@ async def bring_kernels(daemon: Daemon) -> None:
         daemon.note("kernels", daemon.kernels)
 
 
-def against(setting: str) -> str:
+def against(settings: Settings) -> str:
     """Why kernels are not to be brought; '' when they are."""
-    if setting == "numpy":
+    if settings.kernels == "numpy":
         return "as set"
     import psutil  # only here: 25 ms
 
-    if psutil.virtual_memory().total < MEMORY_MIN:
-        return f"this machine has less than {MEMORY_MIN / 1e9:.0f} GB of memory"
+    cap = memory_cap(settings.limits(), psutil.virtual_memory().total)
+    if cap and cap < CAP_MIN:
+        return f"compiling needs memory, {cap / 1e6:,.0f} MB are allowed"
     return ""

@@ -8,13 +8,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dugnad.averaging import kernelcheck, kernels
 from dugnad.peer import arithmetic, kernelload
+from dugnad.peer.config import Settings
 from dugnad.peer.doctor import check_kernels
 from dugnad.peer.kernelload import KernelError, bring, serve
 
@@ -144,8 +144,8 @@ def test_kernels_that_differ_from_numpy_are_not_used(
 class Host:
     """What of a daemon the kernels see."""
 
-    def __init__(self, setting: str) -> None:
-        self.settings = SimpleNamespace(kernels=setting)
+    def __init__(self, setting: str, memory_mb: float) -> None:
+        self.settings = Settings(kernels=setting, memory_mb=memory_mb)
         self.kernels = ""
         self.notes: list[str] = []
 
@@ -153,8 +153,8 @@ class Host:
         self.notes.append(f"{kind}: {text}")
 
 
-async def brought(setting: str) -> Host:
-    host: Any = Host(setting)
+async def brought(setting: str, memory_mb: float = 4000.0) -> Host:
+    host: Any = Host(setting, memory_mb)
     await asyncio.wait_for(arithmetic.bring_kernels(host), 30)
     found: Host = host
     return found
@@ -191,11 +191,10 @@ async def test_a_daemon_that_leaves_waits_for_no_compiler(
 
 
 async def test_numpy_serves_where_it_is_set_or_memory_is_scarce(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+    compiler: Compiler,
 ) -> None:
     assert (await brought("numpy")).kernels == "numpy: as set"
-    monkeypatch.setattr(arithmetic, "MEMORY_MIN", 1 << 60)
-    assert "less than" in (await brought("auto")).kernels
+    assert (await brought("auto", 500.0)).kernels.endswith("500 MB are allowed")
     assert compiler.ran == 0
 
 
