@@ -261,8 +261,14 @@ def _write(path: Path, body: bytes) -> None:
 
 @contextlib.contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
-    """Let one process of this user compile; after COMPILE_S whoever waits goes on all the same."""
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    """Let one process of this user compile; after COMPILE_S whoever waits goes on all the same, and
+    so does everybody where there can be no lock."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        handle = os.open(folder / "lock", flags, 0o600)
+    except OSError:  # such as a file system that is read-only
+        yield
+        return
     try:
         deadline = time.monotonic() + COMPILE_S
         while time.monotonic() < deadline:

@@ -267,6 +267,12 @@ def test_a_kernel_that_errs_is_found_before_it_is_used(compiled: Kernels, name: 
     assert name in kernelcheck.fault_of(broken)
 
 
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 1023, 1024, 1025, LEAF_PARAMS - 1, LEAF_PARAMS])
+def test_kernels_and_codecs_agree_on_sizes(n: int) -> None:
+    assert kernels.int8_size(n) == CODECS["int8"].encoded_size(n)
+    assert kernels.int4_size(n) == CODECS["int4"].encoded_size(n)
+
+
 def test_arrays_that_are_too_short_or_apart_are_never_touched(compiled: Kernels) -> None:
     x, octets = np.zeros(100, np.float32), np.zeros(104, np.uint8)
     short: Octets = octets[:-1]

@@ -108,6 +108,13 @@ def test_where_nothing_can_be_written_it_is_compiled_each_time(
     assert bring(tmp_path / "file" / "cache").compiled_s > 0.0
 
 
+def test_where_there_can_be_no_lock_it_is_compiled_all_the_same(
+    compiler: Compiler, tmp_path: Path
+) -> None:
+    (tmp_path / "lock").mkdir()
+    assert bring(tmp_path).compiled_s > 0.0
+
+
 def test_old_files_go(compiler: Compiler, tmp_path: Path) -> None:
     bring(tmp_path)
     for number in range(20):
