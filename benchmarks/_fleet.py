@@ -35,6 +35,8 @@ WRONG_BEYOND: Final = 0.25 * SPREAD
 """An element this far from the mean of all was not averaged: 8 bits err by a tenth of it."""
 WARM_UP: Final = 5
 """Rounds that do not count. Ours keeps the rounding of its last five merges."""
+WARM_UP_OTHERS: Final = 2
+"""Of those that keep nothing from round to round; each costs hivemind 3 s of matchmaking."""
 HEAD_START_S: Final = 0.1
 """From the command to begin until all begin."""
 ROUND_TIMEOUT_S: Final = 120.0

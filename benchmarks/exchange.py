@@ -50,7 +50,7 @@ from typing import Any, Final
 
 import psutil
 from _exchangeplot import exchange_svg
-from _fleet import Fleet, Measured, Peer, serve
+from _fleet import WARM_UP, WARM_UP_OTHERS, Fleet, Measured, Peer, serve
 from _gigabit import Lan, missing
 
 OURS: Final = ("ours int8", "ours float16", "ours float32", "ours int4", "ours topk-1.56")
@@ -262,7 +262,8 @@ def measure(options: argparse.Namespace, name: str, folder: Path, lan: Lan | Non
         command += [f"--hosts={hosts}", f"--interface={lan.interface()}"]
     sparse = any(codec in name for codec in SPARSE)
     with Fleet(command, options.peers, log_of(folder, name), lan) as fleet:
-        return fleet.measure(options.rounds, sparse=sparse)
+        warm_up = WARM_UP if name.startswith("ours") else WARM_UP_OTHERS
+        return fleet.measure(options.rounds, warm_up, sparse=sparse)
 
 
 def log_of(folder: Path, name: str) -> Path:
