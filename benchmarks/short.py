@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from typing import Any, Final
 HERE: Final = Path(__file__).parent
 LIMIT_S: Final = 240.0
 """Of one program; the longest takes half of it on two free cores."""
+STOP_S: Final = 30.0
+"""For its peers and namespaces to end."""
 FAILED_LINES: Final = 12
 """Last lines that are shown of a program that failed."""
 
@@ -101,17 +104,29 @@ def run(one: Short, folder: Path) -> Figures | str:
     file = folder / f"{one.program}.json"
     command = [sys.executable, str(HERE / one.program), *one.options, "--json", str(file)]
     print(f"{' '.join(command[1:-2])} ...", flush=True)
-    try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S
-        )
-    except subprocess.TimeoutExpired:
-        return f"took more than {LIMIT_S:.0f} s"
-    if done.returncode or not file.exists():
-        print("\n".join(done.stdout.splitlines()[-FAILED_LINES:]), flush=True)
-        return f"failed with status {done.returncode}"
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            stop(process)
+            return f"took more than {LIMIT_S:.0f} s"
+    if process.returncode or not file.exists():
+        print("\n".join(said.splitlines()[-FAILED_LINES:]), flush=True)
+        return f"failed with status {process.returncode}"
     figures: Figures = json.loads(file.read_text())
     return figures
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """End a program with all that it started: it does so itself when it is interrupted."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
 
 
 def lines(one: Short, figures: Figures | str, seconds: float) -> list[str]:

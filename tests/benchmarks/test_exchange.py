@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import psutil
 import pytest
+import short
 from _exchangeplot import exchange_svg
 from _fleet import Measured
 from _gigabit import Lan
@@ -86,6 +87,23 @@ def test_the_one_table_names_what_is_met_missed_and_missing() -> None:
     assert any(row.endswith("not found") for row in rows)
     assert rows[-1].endswith("took 12 s")
     assert lines(first, "failed with status 1", 3.0) == ["exchange.py    failed with status 1"]
+
+
+@pytest.mark.slow
+def test_a_program_that_takes_too_long_ends_what_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, mark = tmp_path / "endless.py", tmp_path / "ended"
+    program.write_text(
+        "import pathlib, sys, time\n"
+        "try:\n    time.sleep(600)\n"
+        f"finally:\n    pathlib.Path({str(mark)!r}).touch()\n"
+    )
+    monkeypatch.setattr(short, "HERE", tmp_path)
+    monkeypatch.setattr(short, "LIMIT_S", 2.0)
+    found = short.run(short.Short("endless.py", (), ()), tmp_path)
+    assert found == "took more than 2 s"
+    assert mark.exists()
 
 
 def test_averaging_alone_gives_the_weighted_mean_at_home_and_elsewhere() -> None:
