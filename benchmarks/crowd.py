@@ -149,8 +149,21 @@ class Crowd:
             if len(self.whole_at) == len(self.views):
                 return [max(0.0, at - since) for at in self.whole_at.values()]
             if time.monotonic() > end:
-                wrong = len(self.views) - len(self.whole_at)
-                raise SystemExit(f"after {LIMIT_S:.0f} s {wrong} of {len(self.views)} views lack")
+                raise SystemExit(f"after {LIMIT_S:.0f} s {self.lacking()}")
+
+    def lacking(self) -> str:
+        """How many views are not right, and whom most of them lack, for people."""
+        there = set(self.views)
+        lack = Counter(peer for me, view in self.views.items() for peer in there - view - {me})
+        worst = ", ".join(f"{peer[-8:]} in {count}" for peer, count in lack.most_common(5))
+        links = sorted(row["links"] for row in self.now.values())
+        return (
+            f"{len(self.views) - len(self.whole_at)} of {len(self.views)} views are wrong; "
+            f"{sum(lack.values())} entries lack ({worst or 'none'}); "
+            f"links {links[0]} to {links[-1]}, "
+            f"{sum(row['crowded'] for row in self.now.values())} crowded; "
+            f"lost falsely: {dict(self.false_losses)}"
+        )
 
     def cpu_s(self) -> float:
         """CPU of all workers and their p2pd processes so far."""
