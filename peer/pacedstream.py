@@ -235,6 +235,12 @@ class PacedStream:
             else:
                 self._traffic.under_way.discard(self)
 
+    def all_arrived(self) -> bool:
+        """Whether nothing of what was sent is under way, as far as somebody knows."""
+        self.look()
+        known = self._acked is not None or self.told is not None
+        return not known or self._arrived >= self._sent
+
     def _unknown(self) -> None:
         """Nobody can tell what has arrived: of the uplink's pace it takes its part, and of what is
         under way it says nothing."""

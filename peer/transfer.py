@@ -36,11 +36,12 @@ from dugnad.dht.frames import (
 )
 from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.keptstreams import REST_S, RESTING_MAX, RESTING_PER_PEER_MAX
-from dugnad.dht.ports import Stream, Transport, TransportError
+from dugnad.dht.ports import Stream, Transport
 from dugnad.dht.records import RecordError, Verifier, decode, encode
 from dugnad.peer.flow import Meter, Rates
-from dugnad.peer.pacedstream import stream_time
+from dugnad.peer.pacedstream import LOOK_S, stream_time
 from dugnad.peer.pushing import word_of
+from dugnad.peer.requestsin import Asked, next_request
 from dugnad.peer.transferwire import (
     BUDDY_PROTOCOL,
     COMMITS_BYTES_MAX,
@@ -54,8 +55,6 @@ from dugnad.peer.transferwire import (
     PULLS_MAX,
     PULLS_PER_PEER_MAX,
     READS_AT_ONCE,
-    REQUEST_BYTES_MAX,
-    REQUESTS_HELD_MAX,
     SENDING_BYTES_MAX,
     SENDING_PER_PEER_BYTES_MAX,
     Gate,
@@ -308,7 +307,7 @@ class PullServer:
     async def _serve(self, stream: Stream) -> None:
         line = PacedStream(stream, self._idle_s, self._traffic)
         if not line.lasts:
-            asked = _Asked(PacedStream(stream, LISTEN_S, self._traffic), line)
+            asked = Asked(PacedStream(stream, LISTEN_S, self._traffic), line)
             reading = asyncio.create_task(asked.read(), name="requests in")
             try:
                 await self._transfer(line, partial(asked.next, self._idle_s))
@@ -317,18 +316,41 @@ class PullServer:
                 await asyncio.gather(reading, return_exceptions=True)
             return
         header = b""
-        while await self._transfer(line, partial(_request, line), header):
-            header = await _rested(stream, self._resting, self._traffic)
+        while await self._transfer(line, partial(next_request, line), header):
+            header = await self._rested(line, stream)
             if not header:
                 return
             line = PacedStream(stream, self._idle_s, self._traffic)
+
+    async def _rested(self, line: PacedStream, stream: Stream) -> bytes:
+        """The header of the next transfer's first frame. The last one is measured until all of it
+        has arrived: what it still has in the line's queues counts in the uplink's pace."""
+        following = asyncio.create_task(
+            _rested(stream, self._resting, self._traffic), name="a stream at rest"
+        )
+        try:
+            while not (following.done() or line.all_arrived()):
+                await asyncio.wait((following,), timeout=LOOK_S)
+            self._measured(line)
+            return await following
+        finally:
+            self._measured(line)
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    def _measured(self, line: PacedStream) -> None:
+        """The transfer is over, and all of it has arrived or never will; once for each."""
+        flow, line.flow = line.flow, None
+        if flow is not None:
+            self._meter.end(line.peer, flow)
+            line.over()
 
     async def _transfer(
         self, line: PacedStream, following: Callable[..., Awaitable[Request]], *header: bytes
     ) -> bool:
         """Answers until the other side rests; False when it asks for what cannot be: the stream is
         of no further use then."""
-        line.flow = flow = self._meter.begin(line.peer)
+        line.flow, over = self._meter.begin(line.peer), False
         try:
             with self._streams.hold(line.peer):
                 request = await following(*header)
@@ -339,11 +361,12 @@ class PullServer:
                     request = await following()
         except Refusal as refusal:
             await write_frame(line, encode(NotHere(refusal.reason)))
-            return False
+        else:
+            over = True
         finally:
-            self._meter.end(line.peer, flow)
-            line.over()
-        return True
+            if not (over and line.lasts):
+                self._measured(line)
+        return over
 
     async def _answer(self, line: PacedStream, request: Request) -> None:
         """Answers one request. A refusal of it leaves the stream usable."""
@@ -444,50 +467,3 @@ class PullServer:
                 break
             fitting.append(record)
         return encode(fitting) if fitting else None
-
-
-class _Asked:
-    """The requests of one stream, read while answers are sent: words of progress lie between."""
-
-    def __init__(self, ears: PacedStream, line: PacedStream) -> None:
-        """`ears` and `line` are the same stream; what is told is the line's."""
-        self._ears, self._line = ears, line
-        self._held: asyncio.Queue[Request | Refusal | TransportError] = asyncio.Queue(
-            REQUESTS_HELD_MAX
-        )
-
-    async def read(self) -> None:
-        """Until the stream ends, or somebody asks for what cannot be."""
-        try:
-            while True:
-                request = await _request(self._ears)
-                if isinstance(request, Got):
-                    self._line.heard(request.total)
-                else:
-                    await self._held.put(request)
-        except (Refusal, TransportError) as end:
-            await self._held.put(end)
-
-    async def next(self, idle_s: float) -> Request:
-        """The next one; what ended the reading; Stalled when nothing comes for so long."""
-        try:
-            async with asyncio.timeout(idle_s):
-                found = await self._held.get()
-        except TimeoutError:
-            raise Stalled(f"nothing was asked for {idle_s:g} s") from None
-        if isinstance(found, Refusal | TransportError):
-            raise found
-        return found
-
-
-async def _request(line: PacedStream, header: bytes = b"") -> Request:
-    """The next request; Refusal when it is none, TransportError when no more come. `header` is what
-    was read of it."""
-    try:
-        data = await read_frame(line, REQUEST_BYTES_MAX, header)
-        request: Request = decode(data, Request, REQUEST_BYTES_MAX)  # type: ignore[arg-type]
-    except FrameError as fault:
-        raise Refusal(str(fault)) from None
-    except RecordError as fault:
-        raise Refusal(fault.reason) from None
-    return request

@@ -14,9 +14,13 @@ from dugnad.averaging.tree import LEAF_PARAMS
 from dugnad.dht import keptstreams
 from dugnad.dht.direct import DirectTransport
 from dugnad.dht.frames import read_frame, write_frame
+from dugnad.dht.ids import PeerId
 from dugnad.dht.ports import Stream
 from dugnad.dht.records import decode, encode, verify_ed25519
+from dugnad.dht.tlsstream import TlsStream
 from dugnad.peer import transfer
+from dugnad.peer.flow import Flow, Rates
+from dugnad.peer.pacedstream import LOOK_S, stream_time
 from dugnad.peer.pull import Puller
 from dugnad.peer.pushing import push
 from dugnad.peer.transfer import ContributionServer, PullServer
@@ -141,6 +145,38 @@ async def test_more_streams_than_may_rest_end_after_their_transfer(
         await drawn(Puller(mine, RUN, CALM))
         assert await pushed(mine, 2) == ""
         assert (mine.counts.direct, mine.counts.again) == (4, 0)
+
+
+async def test_a_transfer_is_measured_until_all_of_it_has_arrived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not until it was given to the socket: the uplink's pace then forgot what was in its queues,
+    and a line of 2 Mbit/s was taken for one of 50 and more."""
+    left = [5000]
+    monkeypatch.setattr(TlsStream, "unsent", lambda self: left[0])
+    async with pair(tmp_path) as (mine, home):
+        meter = Ends(stream_time)
+        await PullServer(home, RUN, Shelf(BIG), meter=meter).start()
+        await drawn(Puller(mine, RUN, CALM))
+        await asyncio.sleep(5 * LOOK_S)
+        assert meter.ends == 0
+        left[0] = 0
+        async with asyncio.timeout(WAIT_S):
+            while not meter.ends:  # noqa: ASYNC110  its end has no event
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(5 * LOOK_S)
+        assert meter.ends == 1
+
+
+class Ends(Rates):
+    """Counts what it learned from."""
+
+    ends = 0
+
+    def end(self, peer: PeerId, flow: Flow) -> None:
+        """Count."""
+        self.ends += 1
+        super().end(peer, flow)
 
 
 async def test_streams_that_died_while_they_were_kept_are_replaced(tmp_path: Path) -> None:
