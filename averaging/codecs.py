@@ -178,7 +178,9 @@ HAND_IN_ONLY: Final[dict[str, Codec]] = {
 }
 """Codecs too coarse for a commit, from the richest down."""
 
-SPARSE_CODECS: Final = frozenset(map(str, HAND_IN_ONLY)) - {"int4"}
+SPARSE_CODECS: Final = frozenset(
+    name for name, codec in HAND_IN_ONLY.items() if isinstance(codec, TopkCodec)
+)
 """Those that leave most parameters out of each hand-in."""
 
 CODECS: Final[dict[str, Codec]] = COMMIT_CODECS | HAND_IN_ONLY

@@ -142,13 +142,20 @@ def _scale_bits(data: Any, at: int) -> Any:
 
 
 @_inlined
+def _inverse(scale: Any) -> Any:
+    return _ONE / scale if scale > _ZERO else _ZERO
+
+
+@_inlined
 def _encode_block(
-    x: Any, rest: Any, start: int, stop: int, codes: Any, at: int, scale: Any
+    x: Any, rest: Any, start: int, stop: int, out: Any, codes: Any, at: int, top: Any
 ) -> None:
-    """Encode x[start:stop] at codes[at:]; ``rest`` gets what that loses and may be ``x``."""
-    inverse = _ZERO
-    if scale > _ZERO:
-        inverse = _ONE / scale
+    """Encode x[start:stop], ``top`` its largest magnitude, at out[at:], of which ``codes`` are the
+    same bytes; ``rest`` gets what that loses and may be ``x``."""
+    scale = _scale_of(top)
+    inverse = _inverse(scale)
+    _put_scale(out, at, scale)
+    at += 4
     if scale >= _SCALE_MAX:
         for i in range(stop - start):
             one = x[start + i]
@@ -172,9 +179,7 @@ def int8_rest(x, xbits, out, codes, rest, n):  # type: ignore[no-untyped-def]
         top = _largest(xbits, start, stop)
         if top > _LARGEST:
             return REFUSED
-        scale = _scale_of(top)
-        _put_scale(out, at, scale)
-        _encode_block(x, rest, start, stop, codes, at + 4, scale)
+        _encode_block(x, rest, start, stop, out, codes, at, top)
         at += 4 + stop - start
     return 0
 
@@ -195,9 +200,7 @@ def hand_in(ref, theta, residual, out, codes, rest, restbits, sums, lanes, lanes
         top = _largest(restbits, start, stop)
         if top > _LARGEST:
             return REFUSED
-        scale = _scale_of(top)
-        _put_scale(out, at, scale)
-        _encode_block(rest, rest, start, stop, codes, at + 4, scale)
+        _encode_block(rest, rest, start, stop, out, codes, at, top)
         _add_squares(rest, start, stop, lanes2)
         at += 4 + stop - start
     sums[0] = _lane_sum(lanes)
@@ -253,8 +256,8 @@ def _is_int8(data: Any, codes: Any, n: int) -> Any:
 
 
 @_inlined
-def _scale_at(data: Any, at: int) -> Any:
-    scale = np.uint32(_scale_bits(data, at)).view(np.float32)
+def _scale_in(bits: Any) -> Any:
+    scale = np.uint32(bits).view(np.float32)
     return _ZERO if scale < _SMALLEST else scale
 
 
@@ -266,7 +269,7 @@ def int8_decode(data, codes, out, n):  # type: ignore[no-untyped-def]
     at = 0
     for start in range(0, n, _BLOCK):
         length = min(_BLOCK, n - start)
-        scale = _scale_at(data, at)
+        scale = _scale_in(_scale_bits(data, at))
         at += 4
         for i in range(length):
             out[start + i] = np.float32(codes[at + i]) * scale
@@ -282,7 +285,7 @@ def int8_add(data, codes, total, factor, first, n):  # type: ignore[no-untyped-d
     at = 0
     for start in range(0, n, _BLOCK):
         length = min(_BLOCK, n - start)
-        scale = _scale_at(data, at)
+        scale = _scale_in(_scale_bits(data, at))
         at += 4
         if first:
             for i in range(length):
@@ -317,9 +320,7 @@ def int4_rest(x, xbits, out, codes, rest, n):  # type: ignore[no-untyped-def]
         out[cut] = np.uint8(upper & np.uint32(255))
         out[cut + 1] = np.uint8(upper >> np.uint32(8))
         cut += 2
-        inverse = _ZERO
-        if scale > _ZERO:
-            inverse = _ONE / scale
+        inverse = _inverse(scale)
         for i in range(start, stop):
             one = x[i]
             code = np.rint(min(max(one, -_CLIP4), _CLIP4) * inverse)
@@ -351,9 +352,7 @@ def int4_decode(data, codes, out, n):  # type: ignore[no-untyped-def]
         at += 2
         if bits > _SCALE_MAX_BITS:
             return REFUSED
-        scale = np.uint32(bits).view(np.float32)
-        if scale < _SMALLEST:
-            scale = _ZERO
+        scale = _scale_in(bits)
         for i in range(start, min(start + _BLOCK4, n)):
             out[i] = np.float32(codes[i]) * scale
     return 0

@@ -317,33 +317,33 @@ class PullServer:
             return
         header = b""
         while await self._transfer(line, partial(next_request, line), header):
-            header = await self._rested(line, stream)
+            header = await self._following(line, stream)
             if not header:
                 return
             line = PacedStream(stream, self._idle_s, self._traffic)
 
-    async def _rested(self, line: PacedStream, stream: Stream) -> bytes:
+    async def _following(self, line: PacedStream, stream: Stream) -> bytes:
         """The header of the next transfer's first frame. The last one is measured until all of it
         has arrived: what it still has in the line's queues counts in the uplink's pace."""
         following = asyncio.create_task(
             _rested(stream, self._resting, self._traffic), name="a stream at rest"
         )
         try:
-            while not (following.done() or line.all_arrived()):
-                await asyncio.wait((following,), timeout=LOOK_S)
-            self._measured(line)
+            try:
+                while not (following.done() or line.all_arrived()):
+                    await asyncio.wait((following,), timeout=LOOK_S)
+            finally:
+                self._measured(line)
             return await following
         finally:
-            self._measured(line)
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
     def _measured(self, line: PacedStream) -> None:
-        """The transfer is over, and all of it has arrived or never will; once for each."""
-        flow, line.flow = line.flow, None
-        if flow is not None:
-            self._meter.end(line.peer, flow)
-            line.over()
+        """The transfer is over, and all of it has arrived or never will."""
+        assert line.flow is not None, "its transfer had begun"
+        self._meter.end(line.peer, line.flow)
+        line.over()
 
     async def _transfer(
         self, line: PacedStream, following: Callable[..., Awaitable[Request]], *header: bytes

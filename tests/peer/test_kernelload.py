@@ -167,13 +167,19 @@ async def brought(setting: str, memory_mb: float = 4000.0) -> Host:
     return found
 
 
+async def compiling(compiler: Compiler) -> asyncio.Task[Host]:
+    """A daemon whose kernels are being compiled, until the compiler is let go."""
+    compiler.let_go.clear()
+    bringing = asyncio.create_task(brought("auto"))
+    assert await asyncio.to_thread(compiler.begun.wait, 30)
+    return bringing
+
+
 async def test_a_daemon_goes_on_while_they_are_compiled(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernelload, "cache_folder", lambda: tmp_path)
-    compiler.let_go.clear()
-    bringing = asyncio.create_task(brought("auto"))
-    assert await asyncio.to_thread(compiler.begun.wait, 30)
+    bringing = await compiling(compiler)
     assert kernels.current() is None
     compiler.let_go.set()
     host = await bringing
@@ -185,9 +191,7 @@ async def test_a_daemon_that_leaves_waits_for_no_compiler(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernelload, "cache_folder", lambda: tmp_path)
-    compiler.let_go.clear()
-    bringing = asyncio.create_task(brought("auto"))
-    assert await asyncio.to_thread(compiler.begun.wait, 30)
+    bringing = await compiling(compiler)
     bringing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await bringing

@@ -51,6 +51,7 @@ from .transfer_world import (  # noqa: TID252  the tests are no installed packag
     size_of,
     world,
 )
+from .virtual_time import until  # noqa: TID252  the same
 
 pytestmark = pytest.mark.slow
 
@@ -139,9 +140,7 @@ async def test_more_streams_than_may_rest_end_after_their_transfer(
         await PullServer(home, RUN, Shelf(BIG)).start()
         await drawn(Puller(mine, RUN, CALM))
         assert await pushed(mine, 1) == ""
-        async with asyncio.timeout(WAIT_S):
-            while len(home._streams):  # noqa: ASYNC110  its end has no event
-                await asyncio.sleep(0.01)
+        await until(lambda: not len(home._streams), WAIT_S)
         await drawn(Puller(mine, RUN, CALM))
         assert await pushed(mine, 2) == ""
         assert (mine.counts.direct, mine.counts.again) == (4, 0)
@@ -161,9 +160,7 @@ async def test_a_transfer_is_measured_until_all_of_it_has_arrived(
         await asyncio.sleep(5 * LOOK_S)
         assert meter.ends == 0
         left[0] = 0
-        async with asyncio.timeout(WAIT_S):
-            while not meter.ends:  # noqa: ASYNC110  its end has no event
-                await asyncio.sleep(0.01)
+        await until(lambda: meter.ends > 0, WAIT_S)
         await asyncio.sleep(5 * LOOK_S)
         assert meter.ends == 1
 
@@ -219,9 +216,7 @@ async def test_where_an_older_release_ends_the_stream_the_next_one_is_new(
         puller = Puller(mine, RUN, CALM)
         await drawn(puller)
         assert await puller.heads([HOME.peer]) == ()
-        async with asyncio.timeout(WAIT_S):
-            while len(home._streams):  # noqa: ASYNC110  its end has no event
-                await asyncio.sleep(0.01)
+        await until(lambda: not len(home._streams), WAIT_S)
         await drawn(puller)
         assert (mine.counts.direct, mine.counts.again) == (2, 1)
 
@@ -234,6 +229,4 @@ async def test_streams_that_nobody_needs_end_by_themselves(
         await PullServer(home, RUN, Shelf(BIG)).start()
         await drawn(Puller(mine, RUN, CALM))
         assert len(mine._streams) == len(home._streams) == 1
-        async with asyncio.timeout(WAIT_S):
-            while len(mine._streams) or len(home._streams):  # noqa: ASYNC110  the same
-                await asyncio.sleep(0.01)
+        await until(lambda: not (len(mine._streams) or len(home._streams)), WAIT_S)
