@@ -1,8 +1,8 @@
 """Codecs by name: the dense ones are here, int4 and topk have modules of their own.
 
 :mod:`~dugnad.averaging.codec_base` says what all promise. Anchors step with the payloads of
-commits, so a commit uses one of :data:`COMMIT_CODECS`; a hand-in may use any of :data:`CODECS`,
-since its maker's residual keeps what the codec loses.
+commits, so a commit uses one of :data:`COMMIT_CODECS`, no leaner than its run allows; a hand-in may
+use any of :data:`CODECS`, since its maker's residual keeps what the codec loses.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ __all__ = [
     "Int8Codec",
     "LeafCodec",
     "Octets",
+    "commit_codecs",
     "leaf_bounds",
     "settle_range",
 ]
@@ -169,13 +170,12 @@ class Int8Codec(LeafCodec):
 
 
 COMMIT_CODECS: Final[dict[str, Codec]] = {
-    codec.name: codec for codec in (Float32Codec(), Float16Codec(), Int8Codec())
+    codec.name: codec for codec in (Float32Codec(), Float16Codec(), Int8Codec(), Int4Codec())
 }
-"""Codecs of merged payloads: exact or no coarser than int8 (DESIGN.md section 9)."""
+"""Codecs of merged payloads, from the richest down. The home that merged keeps what rounding lost
+in its residual; with int4 that is 1 % of a merge's squared norm, and nothing was lost by it."""
 
-HAND_IN_ONLY: Final[dict[str, Codec]] = {
-    codec.name: codec for codec in (Int4Codec(), *map(TopkCodec, TOPK_KEPT))
-}
+HAND_IN_ONLY: Final[dict[str, Codec]] = {codec.name: codec for codec in map(TopkCodec, TOPK_KEPT)}
 """Codecs too coarse for a commit, from the richest down."""
 
 SPARSE_CODECS: Final = frozenset(
@@ -185,6 +185,13 @@ SPARSE_CODECS: Final = frozenset(
 
 CODECS: Final[dict[str, Codec]] = COMMIT_CODECS | HAND_IN_ONLY
 """Every codec by its name in manifests and headers, from the richest down."""
+
+
+def commit_codecs(leanest: str, richest: str = "float32") -> tuple[str, ...]:
+    """The names of COMMIT_CODECS from the richest allowed down to the leanest: at least one."""
+    names = list(COMMIT_CODECS)
+    first, last = names.index(richest), names.index(leanest)
+    return tuple(names[first : max(first, last) + 1])
 
 
 def _encode_blocks(values: Vector, room: Octets, bench: Vector) -> Vector:

@@ -13,7 +13,14 @@ from typing import Final
 import numpy as np
 
 from dugnad.averaging.buffers import AnchorState, BuffersError, FragmentBuffers
-from dugnad.averaging.codecs import CODECS, COMMIT_CODECS, CodecError, leaf_bounds
+from dugnad.averaging.codecs import (
+    CODECS,
+    COMMIT_CODECS,
+    Codec,
+    CodecError,
+    commit_codecs,
+    leaf_bounds,
+)
 from dugnad.averaging.events import HandIn, Join, Key, Merge, Merged
 from dugnad.averaging.formats import Contribution, Header, Input, UnitPiece, pieces_root
 from dugnad.averaging.fragments import Group
@@ -53,6 +60,12 @@ class FragmentRules:
     commit_codec: str
     eta_bits: int
     mu_bits: int
+    leanest_commit: str = "int8"
+    """No commit of the run is coarser."""
+
+    def commit_codec_of(self, name: str) -> Codec | None:
+        """The codec of a commit; None where the run has no commits in it."""
+        return COMMIT_CODECS[name] if name in commit_codecs(self.leanest_commit) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,10 +352,10 @@ class FragmentWorker:
         parent = self.states.get(header.parent)
         if parent is None:
             raise WorkError("the anchors that it builds on are not here any more")
-        codec = COMMIT_CODECS.get(header.codec)
+        codec = self.rules.commit_codec_of(header.codec)
         size = self.buffers.size
         if codec is None:
-            raise WorkError(f"its codec {header.codec!r} is none of commits", lied=True)
+            raise WorkError(f"its codec {header.codec!r} is none of the run's commits", lied=True)
         if len(payload) != codec.encoded_size(size) or len(payload) != header.payload_bytes:
             raise WorkError("its payload has another size")
         leaves = leaves or leaf_hashes(payload, leaf_bounds(codec, size))

@@ -46,6 +46,8 @@ class Fluid:
     under_way: list[Transfer] = field(default_factory=list)
     full: set[Pipe] = field(default_factory=set)
     """Pipes of which nothing is free now."""
+    arrived: dict[Hashable, float] = field(default_factory=dict)
+    """Bytes that each host has got so far."""
     _since: float = 0.0
     _plan: int = 0
 
@@ -73,7 +75,9 @@ class Fluid:
         """Take note of what came through since the last change."""
         now = self.clock()
         for one in self.under_way:
-            one.left -= one.rate * (now - self._since)
+            came = one.rate * (now - self._since)
+            one.left -= came
+            self.arrived[one.target] = self.arrived.get(one.target, 0.0) + came
         self._since = now
 
     def _share(self) -> None:

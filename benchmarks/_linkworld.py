@@ -1,4 +1,4 @@
-"""Tokens to a target on unlike lines: the controller against one codec for all, simulated.
+"""Tokens to a target on unlike lines: the controllers against one codec for all, simulated.
 
 The exchange's cores, numeric workers and codecs on virtual lines, each with a rate of its own; what
 trains is the simulator's numpy model. Lines are scaled with the model: a hand-in takes as long as
@@ -23,24 +23,28 @@ from _fluid import Fluid, Transfer
 from _mlptask import MlpTask, Sides, Text
 
 from dugnad.averaging import events as ev
+from dugnad.averaging.codecs import COMMIT_CODECS
 from dugnad.averaging.linkcontrol import LinkControl, lateness
 from dugnad.averaging.linkrate import Delivery
 from dugnad.dht.advert import SLOW_BYTES_PER_S
 from dugnad.dht.ids import PeerId
 from dugnad.peer.corpus import build_corpus
 from dugnad.peer.flow import PACE
+from dugnad.peer.links import FETCH_TELLS_BYTES, FETCH_TELLS_S
 from dugnad.peer.transferwire import DONORS_AT_ONCE
 from dugnad.simulation.numericstage import NumericStage
 from dugnad.simulation.people import SimPeer
 from dugnad.simulation.settings import WorldSettings
 
-MODEL: Final = 2_500_000
-"""Parameters that the lines are meant for: the merged payload, never leaner than int8, then just
-fits the slowest of them."""
+MODELS: Final = {"": 5_000_000, "_small": 2_500_000}
+"""Parameters that the lines are meant for, by the end of the figures' names: the merged payload
+then just fits the slowest of them in int4, the leanest that merges may be in, and in int8."""
 MBIT: Final = (2.0, 4.0, 8.0, 16.0, 50.0, 100.0)
 """Up and down; the third is halved when half of the time is over."""
 HALVED: Final = 2
 FIXED: Final = ("int8", "int4", "topk-25", "topk-6.25", "topk-1.56")
+BEST_FIXED: Final = ("int8", "int4", "topk-25", "topk-12.5")
+"""Tried once more with all else as the controllers have it."""
 STEP_S: Final = 1.0
 H: Final = 16
 STEPS: Final = 320
@@ -55,12 +59,13 @@ class LineStage(NumericStage):
     """Peers on unlike lines; `codec` is all hand-ins', '' leaves it to each peer's controller."""
 
     def __init__(
-        self, settings: WorldSettings, task: MlpTask, codec: str, *, homes: bool = True
+        self, settings: WorldSettings, task: MlpTask, codec: str, model: int, *, homes: bool = True
     ) -> None:
-        """With `homes`, peers whose lines are slow leave a home's duty to others."""
+        """`model` is what the lines are meant for, parameters. With `homes`, peers whose lines are
+        slow leave a home's duty to others."""
         super().__init__(settings, task, batches=task.steps * task.peers, light=True)
         self.codec, self.homes = codec, homes
-        self.scale = task.table.total / MODEL
+        self.scale = task.table.total / model
         self.lines = Fluid(lambda: self.now, self.later)
         self.sizes = task.table.sizes
         self.control: dict[PeerId, LinkControl] = {}
@@ -71,7 +76,13 @@ class LineStage(NumericStage):
     def put(self, number: int, mbit: float) -> None:
         """A peer on a line."""
         sim = self.add(number)
-        self.control[sim.peer] = LinkControl(self.sizes, richest="int8", fixed=self.codec)
+        self.control[sim.peer] = LinkControl(
+            self.sizes,
+            richest="int8",
+            richest_commit="int8",
+            leanest_commit="int4",
+            fixed=self.codec,
+        )
         self.line(sim.peer, mbit)
 
     def line(self, peer: PeerId, mbit: float) -> None:
@@ -157,9 +168,35 @@ class LineStage(NumericStage):
 
     def _obtain(self, sim: SimPeer, p: int, action: ev.Obtain) -> None:
         size = 8 * self.sizes[p] if action.whole else action.header.payload_bytes
-        self._load = (size, lambda transfer: None)
+        self._load = (size, lambda transfer: self._fetches(sim, transfer))
         super()._obtain(sim, p, action)
         self._load = None
+
+    def _fetches(self, sim: SimPeer, transfer: Transfer) -> None:
+        """What a peer learns of its downlink while a payload comes in, as `peer.links` does."""
+        before, then = self.lines.arrived.get(sim.peer, 0.0), transfer.then
+
+        def through() -> None:
+            moved = round(self.lines.arrived[sim.peer] - before)
+            seconds = self.now - transfer.began
+            telling = moved >= FETCH_TELLS_BYTES * self.scale or seconds >= FETCH_TELLS_S
+            self.control[sim.peer].fetched(Delivery(moved, seconds, telling))
+            then()
+
+        transfer.then = through
+
+    def commit_codec(self, sim: SimPeer, p: int) -> str:
+        """What the others' downlinks carry, or the run's usual one where a codec is set."""
+        if self.codec:
+            return ""
+        view = sim.fragments[p].core.view
+        unknown = SLOW_BYTES_PER_S * self.scale
+        downlinks = {
+            peer: self.control[peer].down.rate or unknown for peer in view.live if peer != sim.peer
+        }
+        codec = self.control[sim.peer].commit(p, downlinks, view.interval_s).codec
+        self.chosen[f"merges in {codec}"] = self.chosen.get(f"merges in {codec}", 0) + 1
+        return codec
 
     def _do(self, sim: SimPeer, p: int, action: ev.Action) -> None:
         super()._do(sim, p, action)
@@ -174,10 +211,11 @@ class LineStage(NumericStage):
 @dataclass(frozen=True, slots=True)
 class Way:
     """How one swarm goes about it. Without `homes` slow lines are homes like others; `quick`: all
-    lines are so quick that none of it matters."""
+    lines are so quick that none of it matters. Merges are in `commit`, where codecs are set."""
 
     name: str
     codec: str = ""
+    commit: str = "int8"
     homes: bool = True
     quick: bool = False
 
@@ -186,8 +224,8 @@ AUTO: Final = Way("auto")
 UNBOUND: Final = Way("int8, lines without end", "int8", quick=True)
 WAYS: Final = (
     AUTO,
-    *(Way(name, name, homes=False) for name in FIXED),
-    *(Way(f"{name}, quick homes", name) for name in ("int8", "int4", "topk-25")),
+    *(Way(name, name, name if name in COMMIT_CODECS else "int8", homes=False) for name in FIXED),
+    *(Way(f"{name}, int4 merges, quick homes", name, "int4") for name in BEST_FIXED),
     UNBOUND,
 )
 
@@ -215,12 +253,18 @@ class Course:
         return None
 
 
-def run(task: MlpTask, way: Way) -> Course:
+def run(task: MlpTask, way: Way, model: int) -> Course:
     """One swarm from the first step to the last."""
     settings = WorldSettings(
-        seed=task.seed, peers=task.peers, interval_s=H * STEP_S, step_s=STEP_S, eta=1.0, mu=0.0
+        seed=task.seed,
+        peers=task.peers,
+        interval_s=H * STEP_S,
+        step_s=STEP_S,
+        commit_codec=way.commit,
+        eta=1.0,
+        mu=0.0,
     )
-    stage = LineStage(settings, task, way.codec, homes=way.homes)
+    stage = LineStage(settings, task, way.codec, model, homes=way.homes)
     for number, mbit in enumerate(MBIT):
         stage.put(number, QUICK_MBIT if way.quick else mbit)
     stage.gossip()
@@ -237,44 +281,55 @@ def run(task: MlpTask, way: Way) -> Course:
 
 
 def codecs(*, seeds: int, short: bool) -> dict[str, Any]:  # Any: JSON
-    """Time to the loss at which the middle one of the controller and the fixed codecs ends.
+    """Time to the loss at which the middle one of the controllers and the fixed codecs ends.
 
     Learners never wait, so the tokens that were trained on are as the time.
 
-    The controller decides on codecs and on who offers to be home. `speed` is against the best codec
-    of a swarm that has neither, `..._same_homes` against the best codec where homes are chosen as
-    the controller does, `..._unbound` against lines without end, which nothing can be better than.
+    The controllers decide on the codec of each hand-in, on that of each merge, and on who offers to
+    be home. `speed` is against the best single codec of a swarm that has none of this (its merges
+    are in the same codec, or in int8 where merges cannot be), `..._same_rest` against the best
+    codec for hand-ins with int4 merges and homes chosen as the controllers do, `..._unbound`
+    against lines without end, which nothing can be better than.
     """
     data = b"".join(file.read_bytes() for file in build_corpus("sotu").files)
     text = Text.of(np.frombuffer(data, np.uint8), SIDES.context)
+    figures: dict[str, Any] = {}
     rows: dict[str, Any] = {}
-    speeds: dict[str, list[float]] = {"speed": [], "same_homes": [], "unbound": []}
-    for seed in range(1 if short else seeds):
-        steps = STEPS_SHORT if short else STEPS
-        task = MlpTask.of(
-            text, seed=seed, steps=steps, peers=len(MBIT), batch=64, rate=0.008, sides=SIDES
-        )
-        found = {way: run(task, way) for way in WAYS}
-        ends = sorted(found[way].end for way in WAYS if way == AUTO or not way.homes)
-        target = ends[len(ends) // 2]
-        times = {way: course.reached(target) for way, course in found.items()}
-        _compare(times, speeds)
-        for way, course in found.items():
-            at = times[way]
-            rows[f"{way.name}, seed {seed}"] = {
-                "loss": round(course.end, 4),
-                "seconds_to_target": None if at is None else round(at, 1),
-                "steps_listed": round(course.listed, 3),
-                "chosen": course.chosen,
-            }
+    for end, model in MODELS.items():
+        speeds: dict[str, list[float]] = {"speed": [], "same_rest": [], "unbound": []}
+        for seed in range(1 if short else seeds):
+            found = _one_seed(text, seed, STEPS_SHORT if short else STEPS, model)
+            target = _target(found)
+            times = {way: course.reached(target) for way, course in found.items()}
+            _compare(times, speeds)
+            for way, course in found.items():
+                name = f"{way.name}, {model / 1e6:.3g} million, seed {seed}"
+                rows[name] = _row(course, times[way])
+        for name, each in speeds.items():
+            figures[f"tokens_to_target_{name}{end}"] = _mean(each)
+            figures[f"tokens_to_target_{name}{end}_interval"] = _half(each)
+            figures[f"tokens_to_target_{name}{end}_each"] = [round(one, 3) for one in each]
+    return figures | {"simulated": rows}
+
+
+def _one_seed(text: Text, seed: int, steps: int, model: int) -> dict[Way, Course]:
+    task = MlpTask.of(
+        text, seed=seed, steps=steps, peers=len(MBIT), batch=64, rate=0.008, sides=SIDES
+    )
+    return {way: run(task, way, model) for way in WAYS}
+
+
+def _target(found: dict[Way, Course]) -> float:
+    ends = sorted(course.end for way, course in found.items() if way == AUTO or not way.homes)
+    return ends[len(ends) // 2]
+
+
+def _row(course: Course, at: float | None) -> dict[str, Any]:
     return {
-        "tokens_to_target_speed": _mean(speeds["speed"]),
-        "tokens_to_target_each": [round(one, 3) for one in speeds["speed"]],
-        "tokens_to_target_interval": _half(speeds["speed"]),
-        "tokens_to_target_same_homes": _mean(speeds["same_homes"]),
-        "tokens_to_target_same_homes_interval": _half(speeds["same_homes"]),
-        "tokens_to_target_unbound": _mean(speeds["unbound"]),
-        "simulated": rows,
+        "loss": round(course.end, 4),
+        "seconds_to_target": None if at is None else round(at, 1),
+        "steps_listed": round(course.listed, 3),
+        "chosen": course.chosen,
     }
 
 
@@ -285,7 +340,7 @@ def _compare(times: dict[Way, float | None], speeds: dict[str, list[float]]) -> 
         return
     sets = {
         "speed": [way for way in WAYS if not way.homes],
-        "same_homes": [way for way in WAYS if way.homes and way.codec and not way.quick],
+        "same_rest": [way for way in WAYS if way.homes and way.codec and not way.quick],
         "unbound": [UNBOUND],
     }
     for name, ways in sets.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -94,6 +94,8 @@ class Plan:
     codec: str = "int8"
     warmup_codec: str = ""
     """The hand-in codec of the first ``warmup`` of all steps; '' means ``codec`` from the start."""
+    commit_codec: str = field(default="", repr=False)
+    """That of merges; '': int8, or float32 where hand-ins are."""
     warmup: float = 0.2
     rule: str = "mean"
     step_s: float = 1.0
@@ -138,6 +140,7 @@ def exchange(task: Task, plan: Plan) -> Outcome:
         interval_s=plan.h * plan.step_s,
         step_s=plan.step_s,
         codec=plan.codec,
+        commit_codec=plan.commit_codec,
         rule=plan.rule,
         eta=plan.eta,
         mu=plan.mu,

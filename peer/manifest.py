@@ -56,6 +56,8 @@ FORMAT: Final = 2
 """Version of the layout of a manifest's bytes."""
 MANIFEST_BYTES_MAX: Final = 4 << 20
 """The index of 64 GiB of text has 2 MiB, the table of a model of a thousand layers 1 MiB."""
+LEANEST_COMMITS: Final = ((2, "int4"), (1, "int8"))
+"""The leanest codec of commits by the protocol of the run, from the newest down."""
 DATA_KINDS: Final = ("bytes",)
 """Kinds of data: text as bytes, a token each."""
 PROCESS_BYTES: Final = 480 << 20
@@ -302,6 +304,11 @@ def validate(manifest: Manifest) -> None:
             raise ManifestError(fault)
 
 
+def leanest_commit(manifest: Manifest) -> str:
+    """No commit of this run may be in a coarser codec: what all its peers can read."""
+    return next(codec for since, codec in LEANEST_COMMITS if manifest.protocol >= since)
+
+
 def memory_need(manifest: Manifest) -> MemoryNeed:
     """What a peer of this run needs."""
     return memory_need_of(manifest.model)
@@ -431,7 +438,9 @@ def _exchange_faults(m: Manifest) -> str:
         return error.reason
     if outer.rule not in RULES:
         return f"the merging rule {outer.rule!r} is unknown"
-    if exchange.commit_codec in HAND_IN_ONLY:
+    if exchange.commit_codec in HAND_IN_ONLY or (
+        exchange.commit_codec == "int4" and leanest_commit(m) != "int4"
+    ):
         return f"the codec {exchange.commit_codec!r} is too coarse for commits"
     for codec in (exchange.hand_in_codec, exchange.commit_codec):
         if codec not in CODECS:

@@ -418,7 +418,7 @@ outer_lr = 1.0
 outer_momentum = 0.0           # up to 0.5 helps long runs; it hurt every short one we measured
 rule = "mean"                  # or "radial", "centred"
 hand_in_codec = "int8"         # or "float32", "float16", "int4", "topk-25" to "topk-0.78"
-commit_codec = "int8"          # or "float32", "float16"
+commit_codec = "int8"          # or "float32", "float16", "int4"; for slow lines merges go leaner
 staleness = 2                  # versions that a contribution may lag behind
 horizon = 4                    # versions after which nothing changes any more
 """

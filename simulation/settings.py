@@ -57,6 +57,8 @@ class WorldSettings:
     merge_floor_s: float = 0.5
     step_s: float = 0.25
     codec: str = "int8"
+    commit_codec: str = ""
+    """'': int8, or float32 where hand-ins are."""
     rule: str = "mean"
     eta: float = 0.7
     mu: float = 0.5

@@ -122,9 +122,10 @@ class World(Carrier):
             groups=(Group(0, half, "matrix"), Group(half, s.size, "embedding")),
             rule=s.rule,
             hand_in_codec=s.codec if s.codec != AUTO else RICHEST,
-            commit_codec="int8" if s.codec != "float32" else "float32",
+            commit_codec=s.commit_codec or ("int8" if s.codec != "float32" else "float32"),
             eta_bits=eta,
             mu_bits=mu,
+            leanest_commit="int4",
         )
         worker = FragmentWorker.start(rules, sim.peer, core.head.digest, anchor)
         zeros = [np.zeros(s.size, np.float64) for _ in range(3)]
@@ -296,7 +297,7 @@ class World(Carrier):
             case ev.CancelSend(seq, to):
                 self._cancel_send(sim, p, seq, to)
             case ev.Merge():
-                self._answer(sim, p, fragment.worker.merge(action))
+                self._answer(sim, p, fragment.worker.merge(action, self.commit_codec(sim, p)))
             case ev.Join():
                 self._answer(sim, p, fragment.worker.join(action))
             case ev.Sign(header, inputs):
@@ -332,6 +333,10 @@ class World(Carrier):
                 fragment.worker.drop_state(digest)
             case ev.Forward(key, to):
                 self._forward(sim, p, key, to)
+
+    def commit_codec(self, sim: SimPeer, p: int) -> str:
+        """The codec of a merge that a home is about to make; '' is the run's usual one."""
+        return ""
 
     def _answer(self, sim: SimPeer, p: int, event: ev.Event) -> None:
         born = sim.born

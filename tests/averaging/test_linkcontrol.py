@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dugnad.averaging.codecs import CODECS, COMMIT_CODECS
+from dugnad.averaging.codecs import CODECS
 from dugnad.averaging.linkcontrol import GAMMA, HOME_SHARE, LINKS_MAX, SHARE_MIN, LinkControl
 from dugnad.averaging.linkrate import Delivery
 from dugnad.dht.advert import SLOW_BYTES_PER_S
@@ -126,16 +126,25 @@ def test_a_commit_follows_the_slowest_quarter_and_names_who_cannot() -> None:
 
 def test_a_commit_is_never_coarser_than_its_codecs_nor_richer_than_the_run() -> None:
     downs = {HOME: 1.0}
-    assert control().commit(0, downs, SECONDS).codec == list(COMMIT_CODECS)[-1]
+    assert control().commit(0, downs, SECONDS).codec == "int8"
+    assert control(leanest_commit="int4").commit(0, downs, SECONDS).codec == "int4"
     assert control().commit(0, downs, SECONDS).behind == (HOME,)
     assert control(richest_commit="int8").commit(0, {HOME: 1e9}, SECONDS).codec == "int8"
     assert control().commit(0, {}, SECONDS).codec == "float32"
 
 
+def test_only_who_cannot_fetch_a_commit_before_the_next_is_called_too_slow() -> None:
+    made = control(leanest_commit="int4")
+    size = CODECS["int4"].encoded_size(SIZES[0])
+    just = size * sum(SIZES) / (SIZES[0] * SECONDS)
+    assert made.commit(0, {HOME: 1.01 * just}, SECONDS).behind == ()
+    assert made.commit(0, {HOME: 0.99 * just}, SECONDS).behind == (HOME,)
+
+
 def test_a_member_of_unknown_downlink_counts_as_slow_and_is_not_called_so() -> None:
     made = control()
-    unknown = made.commit(0, {HOME: 0.0}, SECONDS)
-    slow = made.commit(0, {HOME: float(SLOW_BYTES_PER_S)}, SECONDS)
+    unknown = made.commit(0, {HOME: 0.0}, SECONDS / 10.0)
+    slow = made.commit(0, {HOME: float(SLOW_BYTES_PER_S)}, SECONDS / 10.0)
     assert (unknown.codec, unknown.reason) == (slow.codec, slow.reason)
     assert (unknown.behind, slow.behind) == ((), (HOME,))
 

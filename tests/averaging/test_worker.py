@@ -29,6 +29,7 @@ from .exchange_makers import (  # noqa: TID252  a helper of these tests
     RUN,
     A,
     B,
+    C,
     draft,
     root,
     work,
@@ -53,6 +54,11 @@ def worker(me: PeerId) -> FragmentWorker:
     return FragmentWorker.start(RULES_OF_MERGING, me, GENESIS.digest, ANCHOR)
 
 
+def lean_worker(me: PeerId) -> FragmentWorker:
+    rules = dataclasses.replace(RULES_OF_MERGING, leanest_commit="int4")
+    return FragmentWorker.start(rules, me, GENESIS.digest, ANCHOR)
+
+
 def learned(step: float) -> Vector:
     made: Vector = ANCHOR.theta + np.float32(step) * np.arange(SIZE, dtype=np.float32)
     return made
@@ -63,9 +69,11 @@ def handed_in(one: FragmentWorker, seq: int, step: float = 0.01) -> fm.Contribut
     return one.hand_in(action, learned(step), Progress(8 * 16, 8, work(8), 12, True))
 
 
-def merge_of(one: FragmentWorker, *keys: ev.Key) -> tuple[ev.Merged, fm.CommitRecord, bytes]:
+def merge_of(
+    one: FragmentWorker, *keys: ev.Key, codec: str = ""
+) -> tuple[ev.Merged, fm.CommitRecord, bytes]:
     """Merge, write the header, seal; the answer, the commit and its digest."""
-    answer = one.merge(ev.Merge(GENESIS.digest, 1, tuple(sorted(keys))))
+    answer = one.merge(ev.Merge(GENESIS.digest, 1, tuple(sorted(keys))), codec)
     record = draft(
         GENESIS,
         answer.inputs,
@@ -108,6 +116,32 @@ def test_home_and_followers_hold_the_same_bits() -> None:
     assert np.array_equal(home.states[digest].theta, follower.states[digest].theta)
     assert follower.states[digest].theta_root == record.header.theta_root
     assert follower.commits[digest] == home.commits[digest]
+
+
+def test_merges_are_as_lean_as_their_run_allows() -> None:
+    home, follower, older = lean_worker(A), lean_worker(B), worker(C)
+    handed_in(home, 1)
+    answer = home.merge(ev.Merge(GENESIS.digest, 1, ((A, 1),)), "int4")
+    assert answer.codec == "int4"
+    assert answer.payload_bytes == CODECS["int4"].encoded_size(SIZE)
+    _, record, digest = merge_of(home, (A, 1), codec="int4")
+    payload = home.commits[digest].payload
+    follower.advance(digest, record.header, payload)
+    assert np.array_equal(home.states[digest].theta, follower.states[digest].theta)
+    with pytest.raises(WorkError, match="none of the run's commits"):
+        older.advance(digest, record.header, payload)
+
+
+def test_what_a_lean_merge_loses_waits_in_its_homes_residual() -> None:
+    home = lean_worker(A)
+    handed_in(home, 1)
+    exact = CODECS["int8"].decode(home.inbox[(A, 1)].payload, SIZE)
+    before = home.buffers.residual.copy()
+    _, _, digest = merge_of(home, (A, 1), codec="int4")
+    merged = CODECS["int4"].decode(home.commits[digest].payload, SIZE)
+    assert not np.array_equal(merged, exact)
+    home.adopt(digest, (), (digest,))
+    assert np.allclose(home.buffers.residual - before, exact - merged, atol=1e-7)
 
 
 def test_a_newcomer_installs_whole_anchors_that_match_the_roots_only() -> None:

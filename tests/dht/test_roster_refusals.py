@@ -8,6 +8,7 @@ import pytest
 from dugnad.dht.advert import decode_advert
 from dugnad.dht.ids import RunId
 from dugnad.dht.messages import AdvertUpdate, AliveNotice, Ping
+from dugnad.dht.protocol import PROTOCOL
 from dugnad.dht.roster import MESH_MAX, RosterConfig, State
 from dugnad.dht.roster_events import (
     Bans,
@@ -50,7 +51,7 @@ def test_a_peer_of_another_run_is_refused_and_both_see_why() -> None:
 def test_a_peer_two_protocols_on_is_refused_by_number() -> None:
     world = World(1)
     world.add(0)
-    world.add(1, config=RosterConfig(RUN, "world 2", protocol=3, oldest=2))
+    world.add(1, config=RosterConfig(RUN, "world 2", protocol=PROTOCOL + 2, oldest=PROTOCOL + 1))
     world.introduce(1, 0)
     world.run(5.0)
     for name in (0, 1):

@@ -11,6 +11,7 @@ import pytest
 from dugnad.averaging.codecs import CODECS
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId
+from dugnad.dht.protocol import PROTOCOL
 from dugnad.peer.daemon import Daemon
 from dugnad.peer.links import MOVING_S, Links
 from dugnad.peer.pacedstream import Traffic, stream_time
@@ -52,6 +53,7 @@ class World:
         daemon = SimpleNamespace(
             identity=SimpleNamespace(peer=ME),
             manifest=SimpleNamespace(
+                protocol=PROTOCOL,
                 table=SimpleNamespace(sizes=SIZES),
                 exchange=SimpleNamespace(hand_in_codec="int8", commit_codec="float32"),
             ),

@@ -12,6 +12,7 @@ from dugnad.averaging.fragments import FragmentTable, build_table
 from dugnad.averaging.outer import bits_of
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import PeerId, RunId
+from dugnad.dht.protocol import PROTOCOL
 from dugnad.peer.corpus import SHARD_BYTES, DataIndex
 from dugnad.peer.errors import UserError
 from dugnad.peer.manifest import (
@@ -25,6 +26,7 @@ from dugnad.peer.manifest import (
     decode_manifest,
     describe,
     encode_manifest,
+    leanest_commit,
     memory_need,
     run_id,
     sign,
@@ -82,14 +84,26 @@ def test_another_seed_gives_another_version_0(manifest: Manifest) -> None:
     assert all(a != b for a, b in zip(other.v0_roots, manifest.v0_roots, strict=True))
 
 
+def test_merges_of_an_older_run_stay_in_codecs_that_all_its_peers_can_read(
+    manifest: Manifest,
+) -> None:
+    assert leanest_commit(manifest) == "int4"
+    older = decode_manifest(resigned(manifest, protocol=1))
+    assert leanest_commit(older) == "int8"
+    lean = msgspec.structs.replace(manifest.exchange, commit_codec="int4")
+    assert decode_manifest(resigned(manifest, exchange=lean)).exchange.commit_codec == "int4"
+    with pytest.raises(ManifestError, match="'int4' is too coarse"):
+        decode_manifest(resigned(manifest, exchange=lean, protocol=1))
+
+
 def test_a_manifest_of_another_run_is_refused(manifest: Manifest) -> None:
     with pytest.raises(OtherRun, match="another run"):
         decode_manifest(encode_manifest(manifest), RunId(bytes(32)))
 
 
 def test_a_manifest_of_another_version_is_refused_as_such(manifest: Manifest) -> None:
-    with pytest.raises(OtherVersion, match="protocol 2"):
-        decode_manifest(resigned(manifest, protocol=2))
+    with pytest.raises(OtherVersion, match=f"protocol {PROTOCOL + 1}"):
+        decode_manifest(resigned(manifest, protocol=PROTOCOL + 1))
     later_layout = msgspec.msgpack.encode([2, 7, "whatever comes then"])
     with pytest.raises(OtherVersion, match="protocol 7"):
         decode_manifest(later_layout)

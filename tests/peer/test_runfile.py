@@ -72,7 +72,7 @@ def test_admitted_peers_are_keys_in_order() -> None:
         ("layers = 4", "", "model.layers is missing", "--example"),
         ("rule = ", "rule = 'median' # ", "exchange.rule is 'median' and should be 'mean'", ""),
         ("hand_in_codec = ", "hand_in_codec = 'int9' # ", "(did you mean 'int8'?)", ""),
-        ("commit_codec = ", "commit_codec = 'int4' # ", "use float32, float16, int8", ""),
+        ("commit_codec = ", "commit_codec = 'topk-25' # ", "use float32, float16, int8, int4", ""),
         ("merge_floor_s = 1.0", "merge_floor_s = 0.0", "exchange.merge_floor_s is 0.0", ""),
         ("merge_floor_s = 1.0", "merge_floor_s = nan", "exchange.merge_floor_s is nan", ""),
         ("outer_momentum = 0.0", "outer_momentum = 1.0", "less than 1", ""),
