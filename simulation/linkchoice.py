@@ -1,7 +1,7 @@
-"""Which codec a simulated peer hands in with, where the run leaves that to its links.
+"""Which codecs a simulated peer hands in and merges with, where the run leaves that to its links.
 
 Each life of a peer has a link controller of its own (`averaging.linkcontrol`), told what its line
-took for each contribution, how late they are listed, and asked before each hand-in, as
+took for each contribution, how late they are listed, and asked before each hand-in and merge, as
 `peer.links` does it in the daemon.
 """
 
@@ -43,7 +43,9 @@ class LinkChoices:
         if life not in self._controls:
             settings = self.stage.settings
             sizes = (settings.size,) * settings.fragments
-            self._controls[life] = LinkControl(sizes, richest=RICHEST)
+            self._controls[life] = LinkControl(
+                sizes, richest=RICHEST, richest_commit=RICHEST, leanest_commit="int4"
+            )
         return self._controls[life]
 
     def hand_in(self, sim: SimPeer, p: int) -> str | None:
@@ -56,6 +58,14 @@ class LinkChoices:
         codec = self.of(sim).hand_in(p, to, view.interval_s).codec
         self.chosen[codec] = self.chosen.get(codec, 0) + 1
         return codec
+
+    def commit(self, sim: SimPeer, p: int) -> str:
+        """The codec of a merge: the others' downlinks are those of the weather, 0 without end."""
+        view, down = sim.fragments[p].core.view, self.stage.settings.weather.down_bytes_s
+        if not down:
+            return RICHEST
+        downlinks = dict.fromkeys((peer for peer in view.live if peer != sim.peer), down)
+        return self.of(sim).commit(p, downlinks, view.interval_s).codec
 
     def sent(self, sim: SimPeer, p: int, action: ev.SendContribution, found: Delivery) -> None:
         """A contribution sets out, and its line will take so long for it."""

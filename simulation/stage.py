@@ -201,6 +201,10 @@ class Stage(Fates):
             worker.rules = replace(worker.rules, hand_in_codec=codec)
         super()._hand_in(sim, p, action)
 
+    def commit_codec(self, sim: SimPeer, p: int) -> str:
+        """As in the world, or what the links allow."""
+        return self.links.commit(sim, p) if self.links is not None else ""
+
     def give_back(self, sim: SimPeer, p: int, seq: int, share: float) -> tuple[fm.UnitPiece, ...]:
         """As in the world; the units core is told what came back."""
         back = super().give_back(sim, p, seq, share)

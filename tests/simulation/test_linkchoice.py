@@ -47,6 +47,15 @@ def test_thin_lines_make_hand_ins_lean_and_the_swarm_goes_on() -> None:
     assert len(codecs) > 1
 
 
+def merges(world: Stage) -> set[str]:
+    return {record.header.codec for record in world.ledger.chain(world.best(0))}
+
+
+def test_merges_go_as_lean_as_the_others_downlinks() -> None:
+    assert merges(swarm(Weather(), until=14.0)) == {"int8"}
+    assert merges(swarm(Weather(down_bytes_s=2000.0), until=30.0)) == {"int4"}
+
+
 def test_a_hand_in_waits_while_the_last_one_is_under_way() -> None:
     world = swarm(Weather(), until=10.0)
     links, sim = links_of(world), away(world)
