@@ -97,15 +97,15 @@ class TlsStream(SocketStream):
         if self._ahead or len(view) < SHORT_BYTES:
             return await self._receive_short(view)
         got = await when_ready(self._tls, partial(self._read_some, view[:TURN_BYTES]))
-        if got == TURN_BYTES < len(view):
+        if got == TURN_BYTES:
             await asyncio.sleep(0)
         return got
 
     async def _receive_short(self, view: memoryview) -> int:
         """From what is at hand, else from one record, whose rest is at hand then."""
         if not self._ahead:
-            room = bytearray(RECORD_BYTES)
-            self._ahead = memoryview(room)[: await when_ready(self._tls, partial(self._read, room))]
+            room = memoryview(bytearray(RECORD_BYTES))
+            self._ahead = room[: await when_ready(self._tls, partial(self._read, room))]
         count = min(len(view), len(self._ahead))
         view[:count], self._ahead = self._ahead[:count], self._ahead[count:]
         return count
@@ -113,9 +113,12 @@ class TlsStream(SocketStream):
     async def _send(self, view: memoryview) -> None:
         at = 0
         while at < len(view):
-            if at:
+            sent = await when_ready(
+                self._tls, partial(self._write_some, view[at : at + TURN_BYTES])
+            )
+            at += sent
+            if sent == TURN_BYTES:
                 await asyncio.sleep(0)
-            at += await when_ready(self._tls, partial(self._write_some, view[at : at + TURN_BYTES]))
 
     async def _linger(self) -> bool:
         """Ends our direction, and waits until the other machine has all of it.
@@ -133,38 +136,44 @@ class TlsStream(SocketStream):
         # Not SSLSocket's own: a reader would then be given the bytes as they are on the line.
         socket.socket.shutdown(self._tls, how)
 
-    def _read(self, room: bytearray | memoryview) -> int:
+    # What follows does not use recv_into and send: once TLS has ended they go on in plain.
+
+    def _read(self, room: memoryview) -> int:
         """Bytes of one record, or 0 at the end. SSLWantReadError if none are here."""
-        return self._tls.recv_into(room)
+        return self._tls.read(RECORD_BYTES, room)  # type: ignore[return-value]  # a count
 
     def _read_some(self, view: memoryview) -> int:
         """Bytes that are here, at most a view full; 0 at the end. SSLWantReadError if none are."""
         got = count = self._read(view)
-        with contextlib.suppress(ssl.SSLWantReadError, BlockingIOError):
-            while count and got < len(view):
-                count = self._read(view[got:])
+        size, read = len(view), self._read
+        with contextlib.suppress(ssl.SSLWantReadError):
+            while count and got < size:
+                count = read(view[got:])
                 got += count
         return got
 
     def _write_some(self, view: memoryview) -> int:
         """How many bytes, in whole parts, could be handed over at once. SSLWantWriteError if not
         even one part could: it has to be repeated."""
-        at = self._tls.send(view[:SEND_BYTES])
-        with contextlib.suppress(ssl.SSLWantWriteError, BlockingIOError):
+        at = self._tls.write(view[:SEND_BYTES])
+        with contextlib.suppress(ssl.SSLWantWriteError):
             while at < len(view):
-                at += self._tls.send(view[at : at + SEND_BYTES])
+                at += self._tls.write(view[at : at + SEND_BYTES])
         return at
 
 
 async def when_ready(connection: ssl.SSLSocket, work: Callable[[], T]) -> T:
-    """What `work` on the socket returns, repeated whenever the socket is ready for it."""
+    """What `work` on the socket returns, repeated whenever the socket is ready for it. OSError when
+    it breaks or has ended."""
     while True:
         try:
             return work()
         except ssl.SSLWantWriteError:
             await _wait_ready(connection, reading=False)
-        except (ssl.SSLWantReadError, BlockingIOError):  # the latter once TLS has ended
+        except ssl.SSLWantReadError:
             await _wait_ready(connection, reading=True)
+        except ValueError as error:  # what `ssl` raises where there is no TLS any more
+            raise OSError("TLS has ended") from error
 
 
 async def _wait_ready(connection: socket.socket, *, reading: bool) -> None:

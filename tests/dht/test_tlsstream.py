@@ -71,7 +71,7 @@ async def test_others_have_a_turn_after_so_many_bytes(
     monkeypatch.setattr(tlsstream, "SEND_BYTES", TURN // 2)
     moved, marks = 0, []
 
-    def counting(self: ssl.SSLSocket, *args: memoryview) -> int:
+    def counting(self: ssl.SSLSocket, *args: object) -> int:
         nonlocal moved
         count: int = was(self, *args)
         moved += count
@@ -80,7 +80,7 @@ async def test_others_have_a_turn_after_so_many_bytes(
     async with pair(tmp_path) as (mine, theirs):
         if not writes:
             await mine.write(bytes(3 * TURN))  # the kernel holds all of it
-        name = "send" if writes else "recv_into"
+        name = "write" if writes else "read"
         was = getattr(ssl.SSLSocket, name)
         monkeypatch.setattr(ssl.SSLSocket, name, counting)
         work = asyncio.create_task(mine.write(bytes(3 * TURN)) if writes else read(theirs))
@@ -130,6 +130,23 @@ async def test_the_other_sides_end_is_not_quiet(tmp_path: Path, *, kindly: bool)
         with pytest.raises(StreamEnded):
             await theirs.read(1)
         await closing
+
+
+async def test_what_waits_while_tls_ends_says_nothing_in_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(tmp_path) as (mine, theirs):
+        writing = asyncio.create_task(mine.write(bytes(4_000_000)))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(mine._tls, "_sslobj", None)  # both sides have said the end
+        reading = asyncio.create_task(theirs.read(4_000_000))
+        with pytest.raises(StreamEnded, match="TLS has ended"):
+            await writing
+        with pytest.raises(StreamEnded, match="TLS has ended"):
+            await mine.read(2000)
+        mine.abort()
+        with pytest.raises(StreamEnded):
+            await reading
 
 
 async def test_giving_a_stream_up_ends_what_waits_on_it(tmp_path: Path) -> None:
