@@ -16,6 +16,7 @@ import pytest
 from dugnad.dht.identity import Identity
 from dugnad.dht.ids import RunId, peer_text
 from dugnad.dht.link import Link, format_link
+from dugnad.dht.protocol import PROTOCOL
 from dugnad.peer import cli
 from dugnad.peer.config import Endpoint, Settings
 from dugnad.peer.control import ControlServer
@@ -196,7 +197,7 @@ def test_the_configuration_is_explained(run: Run, home: Home) -> None:
 
 
 def test_the_version_names_the_protocol(run: Run) -> None:
-    assert "protocol 1" in run("version")[1]
+    assert f"protocol {PROTOCOL}" in run("version")[1]
 
 
 def test_another_data_folder_can_be_named(run: Run, tmp_path: Path) -> None:
