@@ -26,18 +26,23 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from dugnad.averaging import kernels
+from dugnad.averaging.codec_base import octets_of
 from dugnad.averaging.codecs import (
     CODECS,
     SPARSE_CODECS,
     Codec,
     CodecError,
+    Int8Codec,
     leaf_bounds,
 )
+from dugnad.averaging.int8walk import HandInWalk, StepWalk
 from dugnad.averaging.leaf import Encoded, encode_progress, leaf_room
 from dugnad.averaging.outer import OuterState, Rates, step_leaf
 from dugnad.averaging.pages import PAGES
 from dugnad.averaging.room import Room
 from dugnad.averaging.tree import (
+    LEAF_PARAMS,
     Bytes,
     Vector,
     array_bytes,
@@ -140,24 +145,36 @@ class Retained:
 class NextAnchor:
     """The anchor after a merge, made leaf by leaf: stepped and hashed while in the cache."""
 
-    def __init__(self, state: AnchorState, rates: Rates) -> None:
-        """Follow on ``state``, which is not changed."""
+    def __init__(self, state: AnchorState, rates: Rates, encoded: Encoded) -> None:
+        """Follow on ``state``, which is not changed, with the gradient that is ``encoded``."""
         n = state.theta.size
-        self._state, self._rates, self._bounds = state, rates, param_bounds(n)
+        self._state, self._rates, self._encoded = state, rates, encoded
+        self._bounds = param_bounds(n)
         self._theta = PAGES.vector(n)
         self._momentum = PAGES.vector(n) if rates.mu else state.momentum
-        self._scratch = leaf_room(n)
+        self._rooms = leaf_room(n), leaf_room(n), leaf_room(n)
         self._theta_leaves: list[bytes] = []
         self._momentum_leaves: list[bytes] = []
+        self._walk = _step_walk(state, rates, encoded, self._theta)
 
-    def step(self, gradient: Vector) -> None:
-        """Take the outer step on the next leaf; raises OuterError if it is not finite."""
-        start, stop = self._bounds[len(self._theta_leaves)]
+    def step(self) -> None:
+        """Take the outer step on the next leaf.
+
+        Raises :class:`~dugnad.averaging.codecs.CodecError` for a leaf that cannot be decoded and
+        :class:`~dugnad.averaging.outer.OuterError` if what follows is not finite.
+        """
+        k = len(self._theta_leaves)
+        stepped = self._walk.leaf(k) if self._walk is not None else None
+        if stepped is not None:
+            self._theta_leaves.append(leaf_hash(stepped))
+            return
+        start, stop = self._bounds[k]
         part = slice(start, stop)
+        gradient = self._encoded.leaf(k, *self._rooms[:2])
         before = OuterState(self._state.theta[part], self._state.momentum[part])
         momentum = self._momentum[part] if self._rates.mu else before.momentum
         after = OuterState(self._theta[part], momentum)
-        step_leaf(before, gradient, self._rates, after, self._scratch[: stop - start])
+        step_leaf(before, gradient, self._rates, after, self._rooms[2][: stop - start])
         self._theta_leaves.append(leaf_hash(array_bytes(after.theta)))
         if self._rates.mu:
             self._momentum_leaves.append(leaf_hash(array_bytes(momentum)))
@@ -265,11 +282,11 @@ class FragmentBuffers:
         :class:`~dugnad.averaging.codecs.CodecError` for a payload that is not one of this size and
         :class:`~dugnad.averaging.outer.OuterError` for rates or results out of range.
         """
-        following = NextAnchor(state, Rates.of_bits(eta_bits=eta_bits, mu_bits=mu_bits))
+        rates = Rates.of_bits(eta_bits=eta_bits, mu_bits=mu_bits)
         encoded = Encoded.of(codec, payload, state.theta.size)
-        gradient, scratch = leaf_room(encoded.n), leaf_room(encoded.n)
-        for k in range(len(encoded.bounds)):
-            following.step(encoded.leaf(k, gradient, scratch))
+        following = NextAnchor(state, rates, encoded)
+        for _ in encoded.bounds:
+            following.step()
         return following.sealed()
 
     def adopt(self, state: AnchorState) -> Vector:
@@ -375,16 +392,20 @@ class FragmentBuffers:
         """
         total, scratch = leaf_room(self.size), leaf_room(self.size)
         hashes, progress, left = [], 0.0, 0.0
-        for (start, stop), (first, last) in zip(
-            param_bounds(self.size), leaf_bounds(codec, self.size), strict=True
-        ):
-            part, bench = total[: stop - start], scratch[: stop - start]
-            octets = room.view[first:last]
-            moved = self.ref[start:stop], theta[start:stop], self.residual[start:stop]
-            try:
-                made = encode_progress(codec, moved, octets, rest[start:stop], (part, bench))
-            except CodecError as fault:
-                raise BuffersError(fault.reason) from fault
+        native, moved = kernels.current(), (self.ref, theta, self.residual)
+        walk = None
+        if native is not None and isinstance(codec, Int8Codec):
+            walk = HandInWalk(native, moved, octets_of(room.view), rest)
+        for k, (first, last) in enumerate(leaf_bounds(codec, self.size)):
+            octets, made = room.view[first:last], walk.leaf(k) if walk is not None else None
+            if made is None:
+                part = slice(k * LEAF_PARAMS, min((k + 1) * LEAF_PARAMS, self.size))
+                parts = self.ref[part], theta[part], self.residual[part]
+                rooms = total[: parts[0].size], scratch[: parts[0].size]
+                try:
+                    made = encode_progress(codec, parts, octets, rest[part], rooms)
+                except CodecError as fault:
+                    raise BuffersError(fault.reason) from fault
             hashes.append(leaf_hash(octets))
             progress, left = progress + made[0], left + made[1]
         return tuple(hashes), math.sqrt(progress), math.sqrt(left)
@@ -418,6 +439,16 @@ def _sealed(
         theta_leaves=theta_leaves,
         momentum_leaves=momentum_leaves,
     )
+
+
+def _step_walk(
+    state: AnchorState, rates: Rates, encoded: Encoded, theta: Vector
+) -> StepWalk | None:
+    """Return how all of a step is taken in one pass, where that can be."""
+    native = kernels.current()
+    if native is None or rates.mu or not isinstance(encoded.codec, Int8Codec):
+        return None
+    return StepWalk(native, octets_of(encoded.payload), state.theta, rates.eta, theta)
 
 
 def _lasting(theta: Vector) -> Vector:

@@ -127,6 +127,16 @@ class LeafCodec:
         """
         return False
 
+    def encode_leaves(self, x: Vector, out: Octets) -> bool:
+        """Encode all leaves in one pass; False where there is no such way, or ``x`` cannot be
+        encoded. The sizes are right."""
+        return False
+
+    def decode_leaves(self, data: Octets, out: Vector) -> bool:
+        """Decode all leaves in one pass; False where there is no such way, or they cannot be
+        decoded. The sizes are right."""
+        return False
+
     def encoded_size(self, n: int) -> int:
         """Return the exact size in bytes of ``n`` encoded parameters."""
         if n < 0:
@@ -152,6 +162,8 @@ class LeafCodec:
         octets = octets_of(out)
         if octets.size != self.encoded_size(x.size):
             raise ValueError(f"{octets.size} bytes of room for {self.encoded_size(x.size)}")
+        if self.encode_leaves(x, octets):
+            return
         if scratch is None:
             scratch = np.empty(min(x.size, LEAF_PARAMS), np.float32)
         at = 0
@@ -185,6 +197,8 @@ class LeafCodec:
         _require_vector(out)
         if out.size != n:
             raise ValueError(f"room for {out.size} parameters of {n}")
+        if self.decode_leaves(octets, out):
+            return out
         if scratch is None:
             scratch = np.empty(min(n, LEAF_PARAMS), np.float32)
         at = 0

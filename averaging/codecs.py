@@ -128,11 +128,13 @@ class Int8Codec(LeafCodec):
 
     def encode_leaf(self, x: Vector, out: Octets, scratch: Vector) -> None:
         """Scale and round half to even, block by block."""
-        native = kernels.current()
-        if native is not None and native.int8_rest(x, out, scratch):
-            return
         for values, room, bench in _blocks(x, out, scratch):
             _encode_blocks(values, room, bench)
+
+    def encode_leaves(self, x: Vector, out: Octets) -> bool:
+        """The same, where there are kernels: a leaf ends between two blocks."""
+        native = kernels.current()
+        return native is not None and native.int8_encode(x, out)
 
     def leaf_rest(self, x: Vector, out: Octets, rest: Vector, scratch: Vector) -> None:
         """The same; the codes are still at hand as numbers, so nothing is decoded."""
@@ -147,9 +149,6 @@ class Int8Codec(LeafCodec):
 
     def decode_leaf(self, data: Octets, out: Vector, scratch: Vector) -> None:
         """Widen (exact), then one multiply by the block's scale."""
-        native = kernels.current()
-        if native is not None and native.int8_decode(data, out):
-            return
         for values, room, _ in _blocks(out, data, scratch):
             packed = np.ascontiguousarray(room[:, :_SCALE_BYTES])
             scale = packed.view("<f4")[:, 0].astype(np.float32)
@@ -162,6 +161,11 @@ class Int8Codec(LeafCodec):
             if float(values.min()) < -_INT8_LEVELS:
                 raise CodecError("the code -128")
             np.multiply(values, scale[:, None], out=values)
+
+    def decode_leaves(self, data: Octets, out: Vector) -> bool:
+        """The same, where there are kernels."""
+        native = kernels.current()
+        return native is not None and native.int8_decode(data, out)
 
     def add_leaf(self, data: Octets, total: Vector, factor: np.float32, *, first: bool) -> bool:
         """Decode, multiply and add in one pass, where there are kernels."""

@@ -13,6 +13,13 @@ import numpy as np
 from dugnad.averaging import kernels
 from dugnad.averaging.codec_base import SMALLEST, octets_of, settle_range
 from dugnad.averaging.codecs import CODECS, INT8_BLOCK
+from dugnad.averaging.int8walk import (
+    HandInWalk,
+    MergeWalk,
+    SquaresWalk,
+    StepWalk,
+)
+from dugnad.averaging.kernels import PAST_BYTES_MIN, aligned
 from dugnad.averaging.leaf import squared
 from dugnad.averaging.outer import OuterState, Rates, step_leaf
 from dugnad.averaging.tree import Vector
@@ -31,7 +38,7 @@ def fault_of(tried: kernels.Kernels) -> str:
 
     Meant to be asked while numpy is in use; it compares kernels with kernels afterwards.
     """
-    wrong = [name for name, right in _trials(tried) if not right]
+    wrong = dict.fromkeys(name for name, right in _trials(tried) if not right)
     return f"compiled {', '.join(wrong)} gave other bits than numpy" if wrong else ""
 
 
@@ -46,18 +53,27 @@ def _trials(tried: kernels.Kernels) -> Iterator[tuple[str, bool]]:
     octets, decoded = octets_of(payload), codec.decode(payload, _PARAMS)
 
     made, left = np.zeros_like(octets), _room()
-    norms = tried.hand_in(theta, other, residual, made, left)
-    alike = norms == (squared(moved), squared(rest)) and made.tobytes() == payload
-    yield "hand_in", alike and np.array_equal(left, rest)
-    made, left = np.zeros_like(octets), _room()
     alike = tried.int8_rest(whole, made, left) and made.tobytes() == payload
     yield "int8_rest", alike and np.array_equal(left, rest)
     out = _room()
     alike = tried.progress(theta, other, residual, out) == squared(moved)
     yield "progress", alike and _same(out, whole)
     yield "squares", tried.squares(theta) == squared(theta)
-    out = _room()
-    yield "int8_decode", tried.int8_decode(octets, out) and _same(out, decoded)
+    made = np.zeros_like(octets)
+    yield "int8_encode", tried.int8_encode(whole, made) and made.tobytes() == payload
+    for past_from in (0, PAST_BYTES_MIN):
+        out = _line_room()
+        yield "int8_decode", tried.int8_decode(octets, out, past_from) and _same(out, decoded)
+    for past_from in (0, PAST_BYTES_MIN):
+        left, norms = _line_room(), (squared(moved), squared(rest))
+        made = np.zeros_like(octets)
+        walk = HandInWalk(tried, (theta, other, residual), made, left, past_from)
+        alike = walk.leaf(0) == norms and made.tobytes() == payload
+        yield "hand_in", alike and np.array_equal(left, rest)
+        yield from _walk_trials(tried, payload, theta, past_from)
+    for start, stop in ((0, _PARAMS), (0, INT8_BLOCK), (77, 3 * INT8_BLOCK + 5)):
+        found = SquaresWalk(tried, octets, _PARAMS).span(0, start, stop)
+        yield "int8_squares", found == squared(decoded[start:stop])
     yield from _int4_trials(tried, whole)
     yield from _half_trials(tried, whole)
     out, factor = theta.copy(), np.float32(0.3)
@@ -68,6 +84,26 @@ def _trials(tried: kernels.Kernels) -> Iterator[tuple[str, bool]]:
     out, due = residual.copy(), residual.copy()
     settle_range(due, _room())
     yield "settle", tried.settle(out) and _same(out, due)
+
+
+def _walk_trials(
+    tried: kernels.Kernels, payload: bytearray, theta: Vector, past_from: int
+) -> Iterator[tuple[str, bool]]:
+    codec, octets = CODECS["int8"], octets_of(payload)
+    decoded, due, out = codec.decode(payload, _PARAMS), OuterState(_room(), _room()), _line_room()
+    for eta in (np.float32(1.0), np.float32(0.7)):
+        rates = Rates(eta, np.float32(0.0))
+        step_leaf(OuterState(theta, theta), decoded, rates, due, _room())
+        stepped = StepWalk(tried, octets, theta, eta, out, past_from).leaf(0)
+        alike = stepped is not None and bytes(stepped) == due.theta.tobytes()
+        yield "int8_step", alike and _same(out, due.theta)
+    factors, share = np.array([0.3, -0.6], np.float32), np.float32(1.7)
+    total = np.add(decoded * factors[0], decoded * factors[1])
+    sent, rest, made, left = bytearray(payload), _room(), np.zeros_like(octets), _line_room()
+    codec.encode_rest(total, sent, rest, _room())
+    walk = MergeWalk(tried, (octets, octets), made, left, share, past_from)
+    alike = walk.leaf(0, factors) and made.tobytes() == sent
+    yield "int8_merge", alike and np.array_equal(left, rest * share)
 
 
 def _int4_trials(tried: kernels.Kernels, x: Vector) -> Iterator[tuple[str, bool]]:
@@ -107,6 +143,12 @@ def _step_trial(
 
 def _room() -> Vector:
     return np.full(_PARAMS, np.nan, np.float32)
+
+
+def _line_room() -> Vector:
+    room = aligned(4 * _PARAMS).view(np.float32)
+    room.fill(np.nan)
+    return room
 
 
 def _hard(rng: np.random.Generator) -> Vector:

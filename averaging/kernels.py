@@ -23,23 +23,36 @@ LANES: Final = 256
 up in order. So it is the same bits with and without kernels, on every machine."""
 
 SIGNATURES: Final[dict[str, str]] = {
+    "int8_encode": "fiBbn",
     "int8_rest": "fiBbfn",
-    "int8_decode": "Bbfn",
+    "int8_decode": "Bbffnn",
     "int8_add": "Bbfsnn",
     "int4_rest": "fiBbfn",
     "int4_decode": "Bbfn",
     "half_encode": "iHn",
     "half_decode": "Hfin",
-    "hand_in": "fffBbfidddn",
+    "int8_squares": "Bbfnnddn",
+    "int8_step": "Bbfsffinn",
+    "int8_merge": "qfnnBbfsfinn",
+    "hand_in": "fffBbffiddnn",
     "progress": "ffffddn",
     "squares": "fddn",
     "step": "ffsfin",
     "momentum_step": "fffssfifin",
     "settle": "fin",
 }
-"""Arguments by kernel: f, i, B, b, H, d point to float32, int32, uint8, int8, uint16 and float64
-numbers, n is an int64, s a float32. Each returns an int64: 0, or another for what it refuses."""
+"""Arguments by kernel: f, i, B, b, H, q, d point to float32, int32, uint8, int8, uint16, int64 and
+float64 numbers, n is an int64, s a float32. Each returns an int64: 0, or another for what it
+refuses."""
 
+PAST_BYTES_MIN: Final = 1 << 22
+"""Results of so many bytes are written past the caches: what is smaller may be read from there
+before other work takes its place."""
+
+_BENCH: Final = 4096
+"""Bytes of a block of numbers."""
+_LINE: Final = 64
+"""Bytes of a cache line, or a whole number of them."""
 Octets = npt.NDArray[np.uint8]
 Function = Callable[..., int]
 """A kernel as ctypes calls it, without Python's lock."""
@@ -61,7 +74,10 @@ class Kernels:
 
     def __init__(self, functions: Mapping[str, Function], keep: object = None) -> None:
         """``keep`` is what the functions' code lies in."""
+        self.call: Final = dict(functions)
+        """By name, for :mod:`~dugnad.averaging.int8walk`, which checks what it points to itself."""
         self._keep = keep
+        self._int8_encode = functions["int8_encode"]
         self._int8_rest = functions["int8_rest"]
         self._int8_decode = functions["int8_decode"]
         self._int8_add = functions["int8_add"]
@@ -69,24 +85,30 @@ class Kernels:
         self._int4_decode = functions["int4_decode"]
         self._half_encode = functions["half_encode"]
         self._half_decode = functions["half_decode"]
-        self._hand_in = functions["hand_in"]
         self._progress = functions["progress"]
         self._squares = functions["squares"]
         self._step = functions["step"]
         self._momentum_step = functions["momentum_step"]
         self._settle = functions["settle"]
 
+    def int8_encode(self, x: Vector, out: Octets) -> bool:
+        """Encode as int8, any number of leaves."""
+        n = x.size
+        at, to = floats_at(x, n), room_at(out, octets_at(out, int8_size(n)))
+        return self._int8_encode(at, at, to, to, n) == 0
+
     def int8_rest(self, x: Vector, out: Octets, rest: Vector) -> bool:
         """Encode one leaf as int8; ``rest`` gets what that loses."""
         n = x.size
-        at, to = _floats(x, n), _room(out, _octets(out, int8_size(n)))
-        return self._int8_rest(at, at, to, to, _room(rest, _floats(rest, n)), n) == 0
+        at, to = floats_at(x, n), room_at(out, octets_at(out, int8_size(n)))
+        return self._int8_rest(at, at, to, to, room_at(rest, floats_at(rest, n)), n) == 0
 
-    def int8_decode(self, data: Octets, out: Vector) -> bool:
-        """Decode one leaf of int8."""
-        n = out.size
-        at = _octets(data, int8_size(n))
-        return self._int8_decode(at, at, _room(out, _floats(out, n)), n) == 0
+    def int8_decode(self, data: Octets, out: Vector, past_from: int = PAST_BYTES_MIN) -> bool:
+        """Decode int8, any number of leaves."""
+        n, bench = out.size, aligned(_BENCH)
+        at, to = octets_at(data, int8_size(n)), room_at(out, floats_at(out, n))
+        rooms = to, bench.ctypes.data, goes_past(out, past_from)
+        return self._int8_decode(at, at, *rooms, n) == 0
 
     def int8_add(self, data: Octets, total: Vector, factor: np.float32, *, first: bool) -> bool:
         """Decode one leaf of int8, times ``factor``, and add it; ``first``: put it there.
@@ -94,80 +116,54 @@ class Kernels:
         After a refusal ``total`` is as it was.
         """
         n = total.size
-        at = _octets(data, int8_size(n))
-        to = _room(total, _floats(total, n))
+        at = octets_at(data, int8_size(n))
+        to = room_at(total, floats_at(total, n))
         return self._int8_add(at, at, to, factor, first, n) == 0
 
     def int4_rest(self, x: Vector, out: Octets, rest: Vector) -> bool:
         """Encode one leaf as int4; ``rest`` gets what that loses."""
         n = x.size
-        at, to = _floats(x, n), _room(out, _octets(out, int4_size(n)))
-        codes, left = np.empty(n, np.int8), _room(rest, _floats(rest, n))
+        at, to = floats_at(x, n), room_at(out, octets_at(out, int4_size(n)))
+        codes, left = np.empty(n, np.int8), room_at(rest, floats_at(rest, n))
         return self._int4_rest(at, at, to, codes.ctypes.data, left, n) == 0
 
     def int4_decode(self, data: Octets, out: Vector) -> bool:
         """Decode one leaf of int4."""
         n = out.size
-        at, codes = _octets(data, int4_size(n)), np.empty(n, np.int8)
-        return self._int4_decode(at, codes.ctypes.data, _room(out, _floats(out, n)), n) == 0
+        at, codes = octets_at(data, int4_size(n)), np.empty(n, np.int8)
+        return self._int4_decode(at, codes.ctypes.data, room_at(out, floats_at(out, n)), n) == 0
 
     def half_encode(self, x: Vector, out: Octets) -> bool:
         """Encode one leaf as float16."""
         n = x.size
-        return self._half_encode(_floats(x, n), _room(out, _octets(out, 2 * n)), n) == 0
+        return self._half_encode(floats_at(x, n), room_at(out, octets_at(out, 2 * n)), n) == 0
 
     def half_decode(self, data: Octets, out: Vector) -> bool:
         """Decode one leaf of float16."""
         n = out.size
-        to = _room(out, _floats(out, n))
-        return self._half_decode(_octets(data, 2 * n), to, to, n) == 0
-
-    def hand_in(
-        self, ref: Vector, theta: Vector, residual: Vector, out: Octets, rest: Vector
-    ) -> tuple[float, float] | None:
-        """Encode one leaf of residual + (ref - theta) as int8, what that loses into ``rest``.
-
-        Returns the sums of squares of progress and rest; None: refused.
-        """
-        n = ref.size
-        to, left = _room(out, _octets(out, int8_size(n))), _room(rest, _floats(rest, n))
-        room = np.empty(2 * LANES + 2)
-        lanes = room.ctypes.data
-        status = self._hand_in(
-            _floats(ref, n),
-            _floats(theta, n),
-            _floats(residual, n),
-            to,
-            to,
-            left,
-            left,
-            lanes + 16 * LANES,
-            lanes,
-            lanes + 8 * LANES,
-            n,
-        )
-        return None if status else (float(room[-2]), float(room[-1]))
+        to = room_at(out, floats_at(out, n))
+        return self._half_decode(octets_at(data, 2 * n), to, to, n) == 0
 
     def progress(self, ref: Vector, theta: Vector, residual: Vector, out: Vector) -> float:
         """Put residual + (ref - theta) into ``out``; returns the sum of squares of ref - theta."""
         n, room = ref.size, np.empty(LANES + 1)
-        arrays = [_floats(one, n) for one in (ref, theta, residual)]
+        arrays = [floats_at(one, n) for one in (ref, theta, residual)]
         lanes = room.ctypes.data
-        self._progress(*arrays, _room(out, _floats(out, n)), lanes + 8 * LANES, lanes, n)
+        self._progress(*arrays, room_at(out, floats_at(out, n)), lanes + 8 * LANES, lanes, n)
         return float(room[-1])
 
     def squares(self, x: Vector) -> float:
         """Return the sum of squares, as :func:`~dugnad.averaging.leaf.squared` does."""
         room = np.empty(LANES + 1)
         lanes = room.ctypes.data
-        self._squares(_floats(x, x.size), lanes + 8 * LANES, lanes, x.size)
+        self._squares(floats_at(x, x.size), lanes + 8 * LANES, lanes, x.size)
         return float(room[-1])
 
     def step(self, theta: Vector, gradient: Vector, eta: np.float32, out: Vector) -> bool:
         """Take the outer step without momentum, into ``out``."""
         n = theta.size
-        to = _room(out, _floats(out, n))
-        return self._step(_floats(theta, n), _floats(gradient, n), eta, to, to, n) == 0
+        to = room_at(out, floats_at(out, n))
+        return self._step(floats_at(theta, n), floats_at(gradient, n), eta, to, to, n) == 0
 
     def momentum_step(
         self,
@@ -178,15 +174,15 @@ class Kernels:
     ) -> bool:
         """Take the outer step with momentum: (theta, momentum) and (eta, mu)."""
         n = gradient.size
-        theta, momentum = (_floats(one, n) for one in before)
-        out, moved = (_room(one, _floats(one, n)) for one in after)
-        pull = _floats(gradient, n)
+        theta, momentum = (floats_at(one, n) for one in before)
+        out, moved = (room_at(one, floats_at(one, n)) for one in after)
+        pull = floats_at(gradient, n)
         status = self._momentum_step(theta, momentum, pull, *rates, out, out, moved, moved, n)
         return status == 0
 
     def settle(self, x: Vector) -> bool:
         """Set what is smaller than SMALLEST to 0, if all is finite."""
-        at = _room(x, _floats(x, x.size))
+        at = room_at(x, floats_at(x, x.size))
         return self._settle(at, at, x.size) == 0
 
 
@@ -198,6 +194,19 @@ def int8_size(n: int) -> int:
 def int4_size(n: int) -> int:
     """Return the bytes of ``n`` parameters as int4: what a kernel reads or writes."""
     return (n + 1) // 2 + 2 * -(-n // 64)
+
+
+def goes_past(array: Vector, past_from: int) -> bool:
+    """Whether what is written to ``array`` goes past the caches: if it has ``past_from`` bytes and
+    begins a cache line, as must be."""
+    return array.nbytes >= past_from and array.ctypes.data % _LINE == 0
+
+
+def aligned(size: int) -> Octets:
+    """Return room that begins a cache line."""
+    room = np.empty(size + _LINE, np.uint8)
+    start = -room.ctypes.data % _LINE
+    return room[start : start + size]
 
 
 _active: Kernels | None = None
@@ -214,21 +223,21 @@ def use(kernels: Kernels | None) -> None:
     _active = kernels
 
 
-def _floats(array: Vector, n: int) -> int:
+def floats_at(array: Vector, n: int) -> int:
     """Return the address of ``n`` float32 numbers to read."""
     if array.dtype != np.float32 or array.size < n or not array.flags.c_contiguous:
         raise ValueError(f"{array.dtype} {array.shape} where {n} float32 numbers in a row were due")
     return array.ctypes.data
 
 
-def _octets(array: Octets, n: int) -> int:
+def octets_at(array: Octets, n: int) -> int:
     """Return the address of ``n`` bytes to read."""
     if array.dtype != np.uint8 or array.size < n or not array.flags.c_contiguous:
         raise ValueError(f"{array.dtype} {array.shape} where {n} bytes in a row were due")
     return array.ctypes.data
 
 
-def _room(array: npt.NDArray[np.generic], address: int) -> int:
+def room_at(array: npt.NDArray[np.generic], address: int) -> int:
     """Return an address that may be written to."""
     if not array.flags.writeable:
         raise ValueError("an array that cannot be written to")

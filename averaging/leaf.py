@@ -14,7 +14,7 @@ import numpy as np
 
 from dugnad.averaging import kernels
 from dugnad.averaging.codec_base import octets_of
-from dugnad.averaging.codecs import Codec, CodecError, Int8Codec, leaf_bounds
+from dugnad.averaging.codecs import Codec, CodecError, leaf_bounds
 from dugnad.averaging.kernels import LANES
 from dugnad.averaging.tree import LEAF_PARAMS, Bytes, Vector
 
@@ -107,10 +107,6 @@ def encode_progress(
     :class:`~dugnad.averaging.codecs.CodecError` for parameters that are not finite.
     """
     native, (ref, theta, residual), (part, bench) = kernels.current(), moved, rooms
-    if native is not None and isinstance(codec, Int8Codec):
-        done = native.hand_in(ref, theta, residual, octets_of(octets), rest)
-        if done is not None:
-            return done
     if native is not None:
         progress = native.progress(ref, theta, residual, part)
     else:

@@ -15,10 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dugnad.averaging import kernels
 from dugnad.averaging.buffers import AnchorState, NextAnchor
-from dugnad.averaging.codecs import Codec, CodecError
+from dugnad.averaging.codec_base import octets_of
+from dugnad.averaging.codecs import Codec, CodecError, Int8Codec
 from dugnad.averaging.fragments import Group
-from dugnad.averaging.leaf import Encoded, leaf_room
+from dugnad.averaging.int8walk import MergeWalk, SquaresWalk
+from dugnad.averaging.leaf import Encoded, leaf_room, squared
 from dugnad.averaging.merge import (
     Entry,
     MergeError,
@@ -56,18 +59,31 @@ class LeafMerge:
     rounding: Vector
 
 
-def squares_of(encoded: Encoded, groups: Sequence[Group]) -> tuple[float, ...]:
+def squares_of(
+    encoded: Encoded, groups: Sequence[Group], hashes: list[bytes] | None = None
+) -> tuple[float, ...]:
     """Return the squared norm of each group: all that a rule without angles asks of an input.
 
-    Decodes all of it, so it also raises CodecError for a payload that is none.
+    Decodes all of it, so it also raises CodecError for a payload that is none. ``hashes`` gets the
+    hash of each leaf after that, while it is in the cache.
     """
-    moments = Moments(1, groups, "mean")
+    totals, native, walk = [0.0] * len(groups), kernels.current(), None
     room, scratch = leaf_room(encoded.n), leaf_room(encoded.n)
+    if native is not None and isinstance(encoded.codec, Int8Codec):
+        walk = SquaresWalk(native, octets_of(encoded.payload), encoded.n)
     for k, parts in enumerate(_by_leaf(groups)):
-        leaf = encoded.leaf(k, room, scratch)
+        leaf = encoded.leaf(k, room, scratch) if walk is None else None
         for part in parts:
-            moments.add_squares(part.group, 0, leaf[part.start : part.stop])
-    return tuple(float(one[0]) for one in moments.products)
+            one = None
+            if walk is not None:
+                one = walk.span(k, part.start, part.stop)
+            if one is None:
+                leaf = encoded.leaf(k, room, scratch) if leaf is None else leaf
+                one = squared(leaf[part.start : part.stop])
+            totals[part.group] += one
+        if hashes is not None:
+            hashes.append(leaf_hash(encoded.payload[slice(*encoded.bounds[k])]))
+    return tuple(totals)
 
 
 def weigh_encoded(
@@ -131,23 +147,47 @@ def combine(
     :class:`~dugnad.averaging.outer.OuterError` for a step that is not.
     """
     n = state.theta.size
-    following, rounding = NextAnchor(state, rates), PAGES.vector(n)
-    factors = np.array(coefficients, np.float32)
-    room, hashes = Room(codec.encoded_size(n)), []
+    rounding, room = PAGES.vector(n), Room(codec.encoded_size(n))
     merged = Encoded.of(codec, room.view, n)
+    following, hashes = NextAnchor(state, rates, merged), []
+    factors = np.array(coefficients, np.float32)
     rooms = leaf_room(n), leaf_room(n), leaf_room(n)
+    walk = merge_walk(inputs, merged, rounding, rounding_factor)
     for k, ((start, stop), parts) in enumerate(zip(param_bounds(n), _by_leaf(groups), strict=True)):
         first, last = merged.bounds[k]
-        leaf, rest = _summed(inputs, k, parts, factors, rooms), rounding[start:stop]
-        octets = merged.payload[first:last]
-        try:
-            codec.encode_rest(leaf, octets, rest, rooms[2][: leaf.size])
-        except CodecError as fault:
-            raise MergeError("a merged vector that is not finite") from fault
+        octets, alike = merged.payload[first:last], _alike(factors, parts)
+        if walk is None or alike is None or not walk.leaf(k, alike):
+            leaf, rest = _summed(inputs, k, parts, factors, rooms), rounding[start:stop]
+            try:
+                codec.encode_rest(leaf, octets, rest, rooms[2][: leaf.size])
+            except CodecError as fault:
+                raise MergeError("a merged vector that is not finite") from fault
+            np.multiply(rest, rounding_factor, out=rest)
         hashes.append(leaf_hash(octets))
-        np.multiply(rest, rounding_factor, out=rest)
-        following.step(merged.leaf(k, *rooms[1:]))
-    return LeafMerge(room.take(), tuple(hashes), following.sealed(), rounding)
+        following.step()
+    after = following.sealed()
+    del merged, following, walk, octets  # whoever still looks at the room makes `take` copy it
+    return LeafMerge(room.take(), tuple(hashes), after, rounding)
+
+
+def merge_walk(
+    inputs: Sequence[Encoded], merged: Encoded, rounding: Vector, share: np.float32
+) -> MergeWalk | None:
+    """Return how leaves are summed and encoded in one pass, where that can be."""
+    native = kernels.current()
+    if native is None or not all(isinstance(one.codec, Int8Codec) for one in (*inputs, merged)):
+        return None
+    payloads = [octets_of(one.payload) for one in inputs]
+    return MergeWalk(native, payloads, octets_of(merged.payload), rounding, share)
+
+
+def _alike(factors: npt.NDArray[np.float32], parts: Sequence[Span]) -> Vector | None:
+    """Return the factor of each input where a leaf has but one, else None."""
+    first = np.ascontiguousarray(factors[:, parts[0].group])
+    for part in parts[1:]:
+        if first.tobytes() != factors[:, part.group].tobytes():
+            return None
+    return first
 
 
 def _summed(
@@ -162,11 +202,10 @@ def _summed(
     It lies in the first of ``rooms``.
     """
     total = rooms[0][: parts[-1].stop]
-    rows = factors[:, [part.group for part in parts]]
-    alike = bool((rows.view(np.uint32) == rows.view(np.uint32)[:, :1]).all())
+    alike = _alike(factors, parts)
     with np.errstate(over="ignore", invalid="ignore"):
         for i, one in enumerate(inputs):
-            if alike and one.add_to(k, total, rows[i, 0], first=not i):
+            if alike is not None and one.add_to(k, total, alike[i], first=not i):
                 continue
             piece = _decoded(inputs, i, k, (rooms[min(i, 1)], rooms[2]))
             for part in parts:

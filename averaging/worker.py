@@ -203,11 +203,14 @@ class FragmentWorker:
         known = self.inbox.get(key)
         if known is not None and known.contribution != contribution:
             raise WorkError("its maker sent another contribution with this number", lied=True)
-        encoded = _checked(contribution, payload, self.buffers.size)
+        encoded = _sized(contribution, payload, self.buffers.size)
+        hashes: list[bytes] = []
         try:
-            squares = squares_of(encoded, self.rules.groups)
+            squares = squares_of(encoded, self.rules.groups, hashes)
         except CodecError as fault:
+            _check_root(contribution, leaf_hashes(payload, encoded.bounds))
             raise _refused(fault) from fault
+        _check_root(contribution, hashes)
         self.inbox[key] = Kept(contribution, pieces, payload, squares)
 
     def drop_payload(self, key: Key) -> None:
@@ -425,7 +428,8 @@ class FragmentWorker:
 
 def check_contribution(contribution: Contribution, payload: bytes, size: int) -> None:
     """Raise :class:`WorkError` unless ``payload`` is what ``contribution`` says it is."""
-    encoded = _checked(contribution, payload, size)
+    encoded = _sized(contribution, payload, size)
+    _check_root(contribution, leaf_hashes(payload, encoded.bounds))
     room, scratch = leaf_room(size), leaf_room(size)
     try:
         for k in range(len(encoded.bounds)):
@@ -434,16 +438,19 @@ def check_contribution(contribution: Contribution, payload: bytes, size: int) ->
         raise _refused(fault) from fault
 
 
-def _checked(contribution: Contribution, payload: bytes, size: int) -> Encoded:
-    """Return a payload of the right size and root; its numbers are not looked at."""
+def _sized(contribution: Contribution, payload: bytes, size: int) -> Encoded:
+    """Return a payload of the right size; its root and its numbers are not looked at."""
     codec = CODECS.get(contribution.codec)
     if codec is None:
         raise WorkError(f"its codec {contribution.codec!r} is unknown here", lied=True)
     if len(payload) != contribution.payload_bytes or len(payload) != codec.encoded_size(size):
         raise WorkError("its payload has another size than its fragment", lied=True)
-    if root_of(leaf_hashes(payload, leaf_bounds(codec, size))) != contribution.payload_root:
-        raise WorkError("its payload does not match its root", lied=True)
     return Encoded.of(codec, payload, size)
+
+
+def _check_root(contribution: Contribution, hashes: Sequence[bytes]) -> None:
+    if root_of(hashes) != contribution.payload_root:
+        raise WorkError("its payload does not match its root", lied=True)
 
 
 def _refused(fault: CodecError) -> WorkError:

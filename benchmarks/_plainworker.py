@@ -15,12 +15,15 @@ from dugnad.averaging import formats as fm
 from dugnad.averaging.codecs import CODECS, COMMIT_CODECS, leaf_bounds
 from dugnad.averaging.events import HandIn, Merge, Merged
 from dugnad.averaging.leaf import Encoded, leaf_room
-from dugnad.averaging.leafmerge import squares_of, weigh_encoded
+from dugnad.averaging.leafmerge import merge_walk, squares_of, weigh_encoded
 from dugnad.averaging.pages import PAGES
 from dugnad.averaging.room import Room
-from dugnad.averaging.tree import LEAF_PARAMS, Vector, leaf_hash, leaf_hashes, param_bounds, root_of
+from dugnad.averaging.tree import LEAF_PARAMS, Vector, leaf_hash, param_bounds, root_of
 from dugnad.averaging.worker import Commit, FragmentRules, Kept, Progress
 from dugnad.dht.ids import PeerId
+
+LEAVES_AT_ONCE = 4
+"""Leaves that are encoded before they are hashed: they stay in the cache."""
 
 Key = tuple[PeerId, int]
 
@@ -41,11 +44,12 @@ class PlainWorker:
         """Encode and hash; nothing is kept of what that loses."""
         codec = CODECS[self.rules.hand_in_codec]
         room, scratch, hashes = Room(codec.encoded_size(self.size)), leaf_room(self.size), []
-        for (start, stop), (first, last) in zip(
-            param_bounds(self.size), leaf_bounds(codec, self.size), strict=True
-        ):
-            codec.encode_into(vector[start:stop], room.view[first:last], scratch)
-            hashes.append(leaf_hash(room.view[first:last]))
+        bounds = leaf_bounds(codec, self.size)
+        for k in range(0, len(bounds), LEAVES_AT_ONCE):
+            some = bounds[k : k + LEAVES_AT_ONCE]
+            part = vector[k * LEAF_PARAMS : (k + len(some)) * LEAF_PARAMS]
+            codec.encode_into(part, room.view[some[0][0] : some[-1][1]], scratch)
+            hashes += [leaf_hash(room.view[first:last]) for first, last in some]
         payload = room.take()
         made = fm.Contribution(
             peer=self.me,
@@ -72,10 +76,10 @@ class PlainWorker:
 
     def keep(self, made: fm.Contribution, pieces: tuple[fm.UnitPiece, ...], payload: bytes) -> None:
         """Keep one that matches its root."""
-        encoded = Encoded.of(CODECS[made.codec], payload, self.size)
-        if root_of(leaf_hashes(payload, encoded.bounds)) != made.payload_root:
+        encoded, hashes = Encoded.of(CODECS[made.codec], payload, self.size), list[bytes]()
+        squares = squares_of(encoded, self.rules.groups, hashes)
+        if root_of(hashes) != made.payload_root:
             raise RuntimeError("a payload that does not match its root")
-        squares = squares_of(encoded, self.rules.groups)
         self.inbox[(PeerId(made.peer), made.seq)] = Kept(made, pieces, payload, squares)
 
     def merge(self, action: Merge) -> Merged:
@@ -85,24 +89,25 @@ class PlainWorker:
         listed, groups = [kept.contribution for kept in found], self.rules.groups
         squares = [kept.squares for kept in found]
         weights = weigh_encoded(listed, inputs, groups, rule=self.rules.rule, squares=squares)
-        factors = [np.float32(row[0]) for row in weights.coefficients]  # the mean's are all equal
+        factors = np.array([row[0] for row in weights.coefficients], np.float32)  # all alike
         codec = COMMIT_CODECS[self.rules.commit_codec]
         room, hashes, result = Room(codec.encoded_size(self.size)), [], PAGES.vector(self.size)
         merged = Encoded.of(codec, room.view, self.size)
         total, part, scratch = (leaf_room(self.size) for _ in range(3))
+        walk = merge_walk(inputs, merged, result, np.float32(0.0))  # decoding overwrites the rest
         for k, (start, stop) in enumerate(param_bounds(self.size)):
-            leaf = total[: stop - start]
-            leaf.fill(0.0)
-            for one, factor in zip(inputs, factors, strict=True):
-                if one.add_to(k, leaf, factor, first=False):
-                    continue
-                decoded = one.leaf(k, part, scratch)
-                np.multiply(decoded, factor, out=decoded)
-                np.add(leaf, decoded, out=leaf)
             first, last = merged.bounds[k]
-            codec.encode_into(leaf, room.view[first:last], scratch)
+            if walk is None or not walk.leaf(k, factors):
+                leaf = total[: stop - start]
+                leaf.fill(0.0)
+                for one, factor in zip(inputs, factors, strict=True):
+                    decoded = one.leaf(k, part, scratch)
+                    np.multiply(decoded, factor, out=decoded)
+                    np.add(leaf, decoded, out=leaf)
+                codec.encode_into(leaf, room.view[first:last], scratch)
             hashes.append(leaf_hash(room.view[first:last]))
-            np.copyto(result[start:stop], merged.leaf(k, part, scratch))
+            merged.leaf(k, result[start:stop], scratch)
+        del merged, walk
         self._made = Commit(codec.name, room.take(), tuple(hashes)), result
         root, none = root_of(hashes), fm.NO_DIGEST
         return Merged(
@@ -128,12 +133,8 @@ class PlainWorker:
         self, digest: bytes, header: fm.Header, payload: bytes, leaves: tuple[bytes, ...] = ()
     ) -> None:
         """Decode a payload whose leaves the puller has checked."""
-        codec, result = COMMIT_CODECS[header.codec], PAGES.vector(self.size)
-        encoded, scratch = Encoded.of(codec, payload, self.size), leaf_room(self.size)
-        for k in range(len(encoded.bounds)):
-            part = result[k * LEAF_PARAMS : (k + 1) * LEAF_PARAMS]
-            encoded.leaf(k, part, scratch)
-        self.result = result
+        result = PAGES.vector(self.size)
+        self.result = COMMIT_CODECS[header.codec].decode(payload, self.size, result)
 
     def adopt(self, digest: bytes, undone: Sequence[bytes], applied: Sequence[bytes]) -> Vector:
         """The result."""

@@ -14,8 +14,12 @@ from typing import Any, Final
 
 import llvmlite.binding as llvm
 
-from dugnad.averaging.kernelsource import KERNELS
+from dugnad.averaging import kernelint8, kernelsource
+from dugnad.averaging.kernelparts import KERNELS
 from dugnad.peer.kernelload import machine
+
+_LOOPS: Final = kernelint8, kernelsource
+"""The modules that put their loops into KERNELS."""
 
 _FOREIGN: Final = frozenset({"memcpy", "memset", "memmove"})
 """What a kernel may call: the compiler makes these of loops, and every C library has them."""

@@ -146,8 +146,9 @@ def cache_key() -> str:
     """Return the name of the file that holds what would be compiled here."""
     import llvmlite.binding as llvm
 
-    sources = Path(kernels.__file__).parent / "kernelsource.py", Path(__file__)
-    parts = [one.read_bytes() for one in (*sources, Path(__file__).parent / "kernelbuild.py")]
+    folders = Path(kernels.__file__).parent, Path(__file__).parent
+    sources = [one for folder in folders for one in sorted(folder.glob("kernel*.py"))]
+    parts = [one.read_bytes() for one in sources]
     parts += [repr(kernels.SIGNATURES).encode(), str(kernels.LANES).encode()]
     parts += [importlib.metadata.version(name).encode() for name in ("numba", "llvmlite")]
     target = (llvm.get_default_triple(), llvm.get_host_cpu_name())

@@ -1,0 +1,225 @@
+"""Compiled loops for int8, the codec that nearly everybody uses: several steps in one pass.
+
+Written as :mod:`~dugnad.averaging.kernelsource` says. A block of numbers goes through all steps
+while it lies in the nearest cache, in ``bench``. With ``past`` results of a fragment's size go past
+the caches: they start at a cache line, and nobody reads them soon.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dugnad.averaging.kernelparts import (
+    BLOCK,
+    LARGEST,
+    LEVELS,
+    REFUSED,
+    ROWS,
+    SUMS,
+    add_squares,
+    after,
+    clear,
+    codes_at,
+    encode_block,
+    inlined,
+    inverse_of,
+    is_int8,
+    kernel,
+    lane_sum,
+    largest,
+    octets_at,
+    put,
+    put_scale,
+    scale_bits,
+    scale_in,
+    scale_of,
+    settled,
+    streamed_all,
+)
+
+
+@inlined
+def _add_block(x: Any, n: int, lanes: Any) -> None:
+    """Add the squares of x[:n] to the lanes; of a whole block each lane is read once."""
+    if n == BLOCK:
+        for j in range(SUMS):
+            total = lanes[j]
+            for row in range(ROWS):
+                one = np.float64(x[row * SUMS + j])
+                total += one * one
+            lanes[j] = total
+    else:
+        add_squares(x, 0, n, lanes)
+
+
+@kernel
+def hand_in(ref, theta, residual, out, codes, rest, bench, benchbits, sums, lanes, past, n):  # type: ignore[no-untyped-def]
+    """Encode residual + (ref - theta) of one leaf; ``sums``: squares of progress and of rest.
+
+    ``lanes`` are two times LANES, and ``bench`` a block.
+    """
+    other = after(lanes, SUMS)
+    clear(lanes)
+    clear(other)
+    at = 0
+    for start in range(0, n, BLOCK):
+        length = min(BLOCK, n - start)
+        for i in range(length):
+            bench[i] = ref[start + i] - theta[start + i]
+        _add_block(bench, length, lanes)
+        for i in range(length):
+            bench[i] = residual[start + i] + bench[i]
+        top = largest(benchbits, 0, length)
+        if top > LARGEST:
+            return REFUSED
+        encode_block(bench, bench, 0, length, out, codes, at, top)
+        _add_block(bench, length, other)
+        put(rest, start, bench, length, past)
+        at += 4 + length
+    sums[0] = lane_sum(lanes)
+    sums[1] = lane_sum(other)
+    if past:
+        streamed_all()
+    return 0
+
+
+@kernel
+def int8_encode(x, xbits, out, codes, n):  # type: ignore[no-untyped-def]
+    """Encode leaves."""
+    at = 0
+    for start in range(0, n, BLOCK):
+        length = min(BLOCK, n - start)
+        top = largest(xbits, start, start + length)
+        if top > LARGEST:
+            return REFUSED
+        scale = scale_of(top)
+        inverse = inverse_of(scale)
+        put_scale(out, at, scale)
+        at += 4
+        for i in range(length):
+            code = min(max(np.rint(x[start + i] * inverse), -LEVELS), LEVELS)
+            codes[at + i] = np.int8(code)
+        at += length
+    return 0
+
+
+@kernel
+def int8_decode(data, codes, out, bench, past, n):  # type: ignore[no-untyped-def]
+    """Decode leaves; ``bench``: a block."""
+    if not is_int8(data, codes, n):
+        return REFUSED
+    at = 0
+    for start in range(0, n, BLOCK):
+        length = min(BLOCK, n - start)
+        scale = scale_in(scale_bits(data, at))
+        at += 4
+        if past:
+            for i in range(length):
+                bench[i] = np.float32(codes[at + i]) * scale
+            put(out, start, bench, length, past)
+        else:
+            for i in range(length):
+                out[start + i] = np.float32(codes[at + i]) * scale
+        at += length
+    if past:
+        streamed_all()
+    return 0
+
+
+@kernel
+def int8_squares(data, codes, bench, start, stop, sums, lanes, n):  # type: ignore[no-untyped-def]
+    """Sum the squares of what a leaf of ``n`` has at ``start`` to ``stop``; ``bench``: a block."""
+    if not is_int8(data, codes, n):
+        return REFUSED
+    clear(lanes)
+    for block in range(start // BLOCK * BLOCK, stop, BLOCK):
+        first, last = max(block, start), min(block + BLOCK, stop)
+        at = block // BLOCK * (BLOCK + 4)
+        scale = scale_in(scale_bits(data, at))
+        at += 4 + first - block
+        for i in range(last - first):
+            bench[i] = np.float32(codes[at + i]) * scale
+        if first == block and start % BLOCK == 0:
+            _add_block(bench, last - first, lanes)
+            continue
+        done = 0
+        while done < last - first:
+            lane = (first - start + done) % SUMS
+            count = min(SUMS - lane, last - first - done)
+            for j in range(count):
+                one = np.float64(bench[done + j])
+                lanes[lane + j] += one * one
+            done += count
+    sums[0] = lane_sum(lanes)
+    return 0
+
+
+@kernel
+def int8_step(data, codes, theta, eta, out, leaf, leafbits, past, n):  # type: ignore[no-untyped-def]
+    """Decode one leaf and take the outer step without momentum with it, into ``out`` and ``leaf``.
+
+    ``leaf`` is for whoever looks at it at once.
+    """
+    if not is_int8(data, codes, n):
+        return REFUSED
+    at = 0
+    for start in range(0, n, BLOCK):
+        length = min(BLOCK, n - start)
+        scale = scale_in(scale_bits(data, at))
+        at += 4
+        for i in range(length):
+            gradient = np.float32(codes[at + i]) * scale
+            leaf[start + i] = settled(theta[start + i] - gradient * eta)
+        if largest(leafbits, start, start + length) > LARGEST:
+            return REFUSED
+        at += length
+        put(out, start, after(leaf, start), length, past)
+    if past:
+        streamed_all()
+    return 0
+
+
+@inlined
+def _add_decoded(place: int, at: int, factor: Any, first: bool, bench: Any, length: int) -> None:
+    """Add ``factor`` times the block ``at`` bytes from ``place``; ``first``: put it there."""
+    scale = scale_in(scale_bits(octets_at(place), at))
+    codes = codes_at(place + at + 4)
+    if first:
+        for i in range(length):
+            bench[i] = np.float32(codes[i]) * scale * factor
+    else:
+        for i in range(length):
+            bench[i] += np.float32(codes[i]) * scale * factor
+
+
+@kernel
+def int8_merge(  # type: ignore[no-untyped-def]
+    places, factors, count, leaf, out, codes, rounding, share, bench, benchbits, past, n
+):
+    """Encode the sum of ``count`` leaves, each times its factor, and put what that loses, times
+    ``share``, into ``rounding``.
+
+    ``places`` has addresses of payloads; in each the leaf begins at byte ``leaf``.
+    """
+    for k in range(count):
+        place = places[k] + leaf
+        if not is_int8(octets_at(place), codes_at(place), n):
+            return REFUSED
+    at = 0
+    for start in range(0, n, BLOCK):
+        length = min(BLOCK, n - start)
+        for k in range(count):
+            _add_decoded(places[k] + leaf, at, factors[k], k == 0, bench, length)
+        top = largest(benchbits, 0, length)
+        if top > LARGEST:
+            return REFUSED
+        encode_block(bench, bench, 0, length, out, codes, at, top)
+        for i in range(length):
+            bench[i] = bench[i] * share
+        put(rounding, start, bench, length, past)
+        at += 4 + length
+    if past:
+        streamed_all()
+    return 0
