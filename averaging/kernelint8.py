@@ -7,7 +7,7 @@ the caches: they start at a cache line, and nobody reads them soon.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from dugnad.averaging.kernelparts import (
     after,
     clear,
     codes_at,
-    encode_block,
+    encode_part,
     inlined,
     inverse_of,
     is_int8,
@@ -38,6 +38,9 @@ from dugnad.averaging.kernelparts import (
     settled,
     streamed_all,
 )
+
+PIECE: Final = BLOCK // 2
+"""Numbers that are put into memory at once: the processor then has other work until the next."""
 
 
 @inlined
@@ -74,10 +77,15 @@ def hand_in(ref, theta, residual, out, codes, rest, bench, benchbits, sums, lane
         top = largest(benchbits, 0, length)
         if top > LARGEST:
             return REFUSED
-        encode_block(bench, bench, 0, length, out, codes, at, top)
+        scale = scale_of(top)
+        put_scale(out, at, scale)
+        at += 4
+        for first in range(0, length, PIECE):
+            last = min(first + PIECE, length)
+            encode_part(bench, bench, first, last, codes, at + first, scale)
+            put(rest, start + first, after(bench, first), last - first, past)
         _add_block(bench, length, other)
-        put(rest, start, bench, length, past)
-        at += 4 + length
+        at += length
     sums[0] = lane_sum(lanes)
     sums[1] = lane_sum(other)
     if past:
@@ -168,14 +176,16 @@ def int8_step(data, codes, theta, eta, out, leaf, leafbits, past, n):  # type: i
     for start in range(0, n, BLOCK):
         length = min(BLOCK, n - start)
         scale = scale_in(scale_bits(data, at))
-        at += 4
-        for i in range(length):
-            gradient = np.float32(codes[at + i]) * scale
-            leaf[start + i] = settled(theta[start + i] - gradient * eta)
+        at += 4 - start
+        for first in range(start, start + length, PIECE):
+            last = min(first + PIECE, start + length)
+            for i in range(first, last):
+                gradient = np.float32(codes[at + i]) * scale
+                leaf[i] = settled(theta[i] - gradient * eta)
+            put(out, first, after(leaf, first), last - first, past)
         if largest(leafbits, start, start + length) > LARGEST:
             return REFUSED
-        at += length
-        put(out, start, after(leaf, start), length, past)
+        at += start + length
     if past:
         streamed_all()
     return 0
@@ -215,11 +225,16 @@ def int8_merge(  # type: ignore[no-untyped-def]
         top = largest(benchbits, 0, length)
         if top > LARGEST:
             return REFUSED
-        encode_block(bench, bench, 0, length, out, codes, at, top)
-        for i in range(length):
-            bench[i] = bench[i] * share
-        put(rounding, start, bench, length, past)
-        at += 4 + length
+        scale = scale_of(top)
+        put_scale(out, at, scale)
+        at += 4
+        for first in range(0, length, PIECE):
+            last = min(first + PIECE, length)
+            encode_part(bench, bench, first, last, codes, at + first, scale)
+            for i in range(first, last):
+                bench[i] = bench[i] * share
+            put(rounding, start + first, after(bench, first), last - first, past)
+        at += length
     if past:
         streamed_all()
     return 0

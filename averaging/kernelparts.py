@@ -205,15 +205,10 @@ def inverse_of(scale: Any) -> Any:
 
 
 @inlined
-def encode_block(
-    x: Any, rest: Any, start: int, stop: int, out: Any, codes: Any, at: int, top: Any
-) -> None:
-    """Encode x[start:stop], ``top`` its largest magnitude, at out[at:], of which ``codes`` are the
-    same bytes; ``rest`` gets what that loses and may be ``x``."""
-    scale = scale_of(top)
+def encode_part(x: Any, rest: Any, start: int, stop: int, codes: Any, at: int, scale: Any) -> None:
+    """Encode x[start:stop] of a block with this scale at codes[at:]; ``rest``, which may be ``x``,
+    gets what that loses."""
     inverse = inverse_of(scale)
-    put_scale(out, at, scale)
-    at += 4
     if scale >= TOP_SCALE:
         for i in range(stop - start):
             one = x[start + i]

@@ -40,7 +40,7 @@ from dugnad.averaging.kernelparts import (
     ZERO,
     add_squares,
     clear,
-    encode_block,
+    encode_part,
     inlined,
     inverse_of,
     is_int8,
@@ -48,8 +48,10 @@ from dugnad.averaging.kernelparts import (
     lane_sum,
     largest,
     lowest,
+    put_scale,
     scale_bits,
     scale_in,
+    scale_of,
     settled,
 )
 
@@ -73,7 +75,9 @@ def int8_rest(x, xbits, out, codes, rest, n):  # type: ignore[no-untyped-def]
         top = largest(xbits, start, stop)
         if top > LARGEST:
             return REFUSED
-        encode_block(x, rest, start, stop, out, codes, at, top)
+        scale = scale_of(top)
+        put_scale(out, at, scale)
+        encode_part(x, rest, start, stop, codes, at + 4, scale)
         at += 4 + stop - start
     return 0
 
