@@ -37,7 +37,7 @@ from dugnad.averaging.codecs import (
     leaf_bounds,
 )
 from dugnad.averaging.int8walk import HandInWalk, StepWalk
-from dugnad.averaging.leaf import Encoded, encode_progress, leaf_room
+from dugnad.averaging.leaf import Encoded, difference, encode_progress, leaf_room
 from dugnad.averaging.outer import OuterState, Rates, step_leaf
 from dugnad.averaging.pages import PAGES
 from dugnad.averaging.room import Room
@@ -299,7 +299,7 @@ class FragmentBuffers:
         if state.theta.size != self.size:
             raise BuffersError(f"an anchor of {state.theta.size} parameters for {self.size}")
         ref = self._beside(state.theta) if self.sparse else state.theta
-        delta = np.subtract(ref, self.ref, out=PAGES.vector(self.size))
+        delta = difference(ref, self.ref)
         self.anchor, self.ref = state, ref
         return delta
 

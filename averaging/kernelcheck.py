@@ -58,6 +58,10 @@ def _trials(tried: kernels.Kernels) -> Iterator[tuple[str, bool]]:
     out = _room()
     alike = tried.progress(theta, other, residual, out) == squared(moved)
     yield "progress", alike and _same(out, whole)
+    for past_from in (0, PAST_BYTES_MIN):
+        out = _line_room()
+        tried.difference(theta, other, out, past_from)
+        yield "difference", _same(out, moved)
     yield "squares", tried.squares(theta) == squared(theta)
     made = np.zeros_like(octets)
     yield "int8_encode", tried.int8_encode(whole, made) and made.tobytes() == payload

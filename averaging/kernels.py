@@ -36,6 +36,7 @@ SIGNATURES: Final[dict[str, str]] = {
     "int8_merge": "qfnnBbfsfinn",
     "hand_in": "fffBbffiddnn",
     "progress": "ffffddn",
+    "difference": "ffffnn",
     "squares": "fddn",
     "step": "ffsfin",
     "momentum_step": "fffssfifin",
@@ -86,6 +87,7 @@ class Kernels:
         self._half_encode = functions["half_encode"]
         self._half_decode = functions["half_decode"]
         self._progress = functions["progress"]
+        self._difference = functions["difference"]
         self._squares = functions["squares"]
         self._step = functions["step"]
         self._momentum_step = functions["momentum_step"]
@@ -151,6 +153,15 @@ class Kernels:
         lanes = room.ctypes.data
         self._progress(*arrays, room_at(out, floats_at(out, n)), lanes + 8 * LANES, lanes, n)
         return float(room[-1])
+
+    def difference(
+        self, a: Vector, b: Vector, out: Vector, past_from: int = PAST_BYTES_MIN
+    ) -> None:
+        """Put a - b into ``out``."""
+        n, bench = out.size, aligned(_BENCH)
+        to, room = room_at(out, floats_at(out, n)), bench.ctypes.data
+        past = goes_past(out, past_from)
+        self._difference(floats_at(a, n), floats_at(b, n), to, room, past, n)
 
     def squares(self, x: Vector) -> float:
         """Return the sum of squares, as :func:`~dugnad.averaging.leaf.squared` does."""

@@ -16,6 +16,7 @@ from dugnad.averaging import kernels
 from dugnad.averaging.codec_base import octets_of
 from dugnad.averaging.codecs import Codec, CodecError, leaf_bounds
 from dugnad.averaging.kernels import LANES
+from dugnad.averaging.pages import PAGES
 from dugnad.averaging.tree import LEAF_PARAMS, Bytes, Vector
 
 PRODUCT_CHUNK: Final = 8192
@@ -57,6 +58,15 @@ class Encoded:
         first, last = self.bounds[k]
         length = min(LEAF_PARAMS, self.n - k * LEAF_PARAMS)
         return self.codec.decode(self.payload[first:last], length, room[:length], scratch)
+
+
+def difference(a: Vector, b: Vector) -> Vector:
+    """Return a - b of vectors of a fragment's size, in memory that is used again."""
+    out, native = PAGES.vector(a.size), kernels.current()
+    if native is None:
+        return np.subtract(a, b, out=out)
+    native.difference(a, b, out)
+    return out
 
 
 def leaf_room(n: int) -> Vector:

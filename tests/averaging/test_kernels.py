@@ -225,6 +225,19 @@ def test_a_hand_in_is_the_same_to_the_last_bit_of_its_norms(
 
 
 @given(st.data())
+@pytest.mark.parametrize("past_from", [0, PAST_BYTES_MIN])
+def test_a_difference_has_the_same_bits(
+    compiled: Kernels, past_from: int, data: st.DataObject
+) -> None:
+    n = data.draw(SIZES)
+    a, b = data.draw(vectors(n)), data.draw(vectors(n))
+    out = line_room(n)
+    compiled.difference(a, b, out, past_from)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(out, a - b)
+
+
+@given(st.data())
 def test_sums_of_squares_have_the_same_bits(compiled: Kernels, data: st.DataObject) -> None:
     x = data.draw(st.sampled_from([1, 255, 256, 257, 32_768, 32_769, LEAF_PARAMS]).flatmap(vectors))
     with using(None):
@@ -327,8 +340,9 @@ def test_a_large_fragment_is_the_same_past_the_caches(compiled: Kernels) -> None
             rounding_factor=np.float32(2.0),
         )
         roots = after.state.theta_root, root_of(after.leaves), squares_of(encoded, groups)
+        delta = buffers.adopt(after.state)
         left = [array_root(x + np.float32(0.0)) for x in (buffers.residual, after.rounding)]
-        return made.payload_root, made.residual_norm, roots, left
+        return made.payload_root, made.residual_norm, roots, left, array_root(delta)
 
     with using(None):
         due = whole()
