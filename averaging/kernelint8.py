@@ -1,4 +1,4 @@
-"""Compiled loops for int8, the codec that nearly everybody uses: several steps in one pass.
+"""Compiled loops for int8, the codec that nearly everybody uses; some take several steps at once.
 
 Written as :mod:`~dugnad.averaging.kernelsource` says. A block of numbers goes through all steps
 while it lies in the nearest cache, in ``bench``. With ``past`` results of a fragment's size go past
@@ -55,6 +55,22 @@ def _add_block(x: Any, n: int, lanes: Any) -> None:
             lanes[j] = total
     else:
         add_squares(x, 0, n, lanes)
+
+
+@kernel
+def int8_rest(x, xbits, out, codes, rest, n):  # type: ignore[no-untyped-def]
+    """Encode one leaf and put what that loses into ``rest``."""
+    at = 0
+    for start in range(0, n, BLOCK):
+        stop = min(start + BLOCK, n)
+        top = largest(xbits, start, stop)
+        if top > LARGEST:
+            return REFUSED
+        scale = scale_of(top)
+        put_scale(out, at, scale)
+        encode_part(x, rest, start, stop, codes, at + 4, scale)
+        at += 4 + stop - start
+    return 0
 
 
 @kernel
@@ -192,16 +208,31 @@ def int8_step(data, codes, theta, eta, out, leaf, leafbits, past, n):  # type: i
 
 
 @inlined
-def _add_decoded(place: int, at: int, factor: Any, first: bool, bench: Any, length: int) -> None:
-    """Add ``factor`` times the block ``at`` bytes from ``place``; ``first``: put it there."""
-    scale = scale_in(scale_bits(octets_at(place), at))
-    codes = codes_at(place + at + 4)
+def _add_decoded(
+    data: Any, codes: Any, at: int, factor: Any, first: Any, total: Any, start: int, length: int
+) -> None:
+    """Add ``factor`` times the block at data[at:] to total[start:]; ``first``: put it there."""
+    scale = scale_in(scale_bits(data, at))
+    at += 4
     if first:
         for i in range(length):
-            bench[i] = np.float32(codes[i]) * scale * factor
+            total[start + i] = np.float32(codes[at + i]) * scale * factor
     else:
         for i in range(length):
-            bench[i] += np.float32(codes[i]) * scale * factor
+            total[start + i] += np.float32(codes[at + i]) * scale * factor
+
+
+@kernel
+def int8_add(data, codes, total, factor, first, n):  # type: ignore[no-untyped-def]
+    """Decode one leaf, multiply by ``factor``, and add to ``total`` or, if ``first``, put there."""
+    if not is_int8(data, codes, n):
+        return REFUSED
+    at = 0
+    for start in range(0, n, BLOCK):
+        length = min(BLOCK, n - start)
+        _add_decoded(data, codes, at, factor, first, total, start, length)
+        at += 4 + length
+    return 0
 
 
 @kernel
@@ -221,7 +252,9 @@ def int8_merge(  # type: ignore[no-untyped-def]
     for start in range(0, n, BLOCK):
         length = min(BLOCK, n - start)
         for k in range(count):
-            _add_decoded(places[k] + leaf, at, factors[k], k == 0, bench, length)
+            place = places[k] + leaf
+            data, source = octets_at(place), codes_at(place)
+            _add_decoded(data, source, at, factors[k], k == 0, bench, 0, length)
         top = largest(benchbits, 0, length)
         if top > LARGEST:
             return REFUSED

@@ -2,7 +2,7 @@
 
 Only :mod:`~dugnad.peer.kernelbuild` imports this, in a process of its own, with
 :mod:`~dugnad.averaging.kernelparts`, what the loops share, and
-:mod:`~dugnad.averaging.kernelint8`, those for int8 that do several steps at once;
+:mod:`~dugnad.averaging.kernelint8`, those for int8;
 :data:`~dugnad.averaging.kernels.SIGNATURES` says what the arguments are. Each loop does to an
 element what the numpy code beside it does, operation by operation in float32, so the bits are the
 same; that code stays, as the reference, for machines without these, and for whatever is refused: a
@@ -40,19 +40,14 @@ from dugnad.averaging.kernelparts import (
     ZERO,
     add_squares,
     clear,
-    encode_part,
     inlined,
     inverse_of,
-    is_int8,
     kernel,
     lane_sum,
     largest,
     lowest,
     put,
-    put_scale,
-    scale_bits,
     scale_in,
-    scale_of,
     settled,
     streamed_all,
 )
@@ -68,22 +63,6 @@ _HALF_STEPS: Final = np.float32(2.0**24)
 _HALF_BIAS: Final = np.uint32(112 << 23)
 _HALF_ROUND: Final = np.uint32(0xFFF - (112 << 23) & 0xFFFF_FFFF)
 _CLIP4: Final = np.float32(7.0 * float(TOP_SCALE))
-
-
-@kernel
-def int8_rest(x, xbits, out, codes, rest, n):  # type: ignore[no-untyped-def]
-    """Encode one leaf and put what that loses into ``rest``."""
-    at = 0
-    for start in range(0, n, BLOCK):
-        stop = min(start + BLOCK, n)
-        top = largest(xbits, start, stop)
-        if top > LARGEST:
-            return REFUSED
-        scale = scale_of(top)
-        put_scale(out, at, scale)
-        encode_part(x, rest, start, stop, codes, at + 4, scale)
-        at += 4 + stop - start
-    return 0
 
 
 @kernel
@@ -120,26 +99,6 @@ def squares(x, sums, lanes, n):  # type: ignore[no-untyped-def]
     clear(lanes)
     add_squares(x, 0, n, lanes)
     sums[0] = lane_sum(lanes)
-    return 0
-
-
-@kernel
-def int8_add(data, codes, total, factor, first, n):  # type: ignore[no-untyped-def]
-    """Decode one leaf, multiply by ``factor``, and add to ``total`` or, if ``first``, put there."""
-    if not is_int8(data, codes, n):
-        return REFUSED
-    at = 0
-    for start in range(0, n, BLOCK):
-        length = min(BLOCK, n - start)
-        scale = scale_in(scale_bits(data, at))
-        at += 4
-        if first:
-            for i in range(length):
-                total[start + i] = np.float32(codes[at + i]) * scale * factor
-        else:
-            for i in range(length):
-                total[start + i] += np.float32(codes[at + i]) * scale * factor
-        at += length
     return 0
 
 

@@ -176,6 +176,11 @@ def test_decoding_gives_the_bits_or_the_refusal_of_numpy(
         due = decoding(codec, payload, n)
     with using(compiled):
         assert decoding(codec, payload, n) == due
+    if codec == "int8":
+        out = line_room(n)
+        done = compiled.int8_decode(octets_of(unaligned(payload)), out, past_from=0)
+        assert (out.tobytes() if done else due) == due
+        assert done == isinstance(due, bytes)
 
 
 @given(st.data())
