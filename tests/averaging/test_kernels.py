@@ -43,6 +43,8 @@ EDGES = np.array(
     np.float32,
 )
 FACTORS = st.sampled_from([0.0, 1.0, 1 / 3, -0.25, 1e-30, 1e30])
+PAST = st.sampled_from([0, PAST_BYTES_MIN])
+"""From how many bytes on results go past the caches: always, or never here."""
 NEVER = np.array([np.nan, np.inf, -np.inf, -np.nan], np.float32)
 
 
@@ -230,10 +232,8 @@ def test_a_hand_in_is_the_same_to_the_last_bit_of_its_norms(
 
 
 @given(st.data())
-@pytest.mark.parametrize("past_from", [0, PAST_BYTES_MIN])
-def test_a_difference_has_the_same_bits(
-    compiled: Kernels, past_from: int, data: st.DataObject
-) -> None:
+def test_a_difference_has_the_same_bits(compiled: Kernels, data: st.DataObject) -> None:
+    past_from = data.draw(PAST)
     n = data.draw(SIZES)
     a, b = data.draw(vectors(n)), data.draw(vectors(n))
     out = line_room(n)
@@ -274,10 +274,10 @@ def test_squares_of_any_part_of_a_payload_are_those_of_its_numbers(
 
 
 @given(st.data())
-@pytest.mark.parametrize("past_from", [0, PAST_BYTES_MIN])
 def test_a_step_with_a_payload_is_decoding_it_and_the_step(
-    compiled: Kernels, past_from: int, data: st.DataObject
+    compiled: Kernels, data: st.DataObject
 ) -> None:
+    past_from = data.draw(PAST)
     n, eta = data.draw(SIZES), np.float32(data.draw(st.sampled_from([1.0, 0.7, 2.0**-99])))
     payload, theta = data.draw(payloads(n)), data.draw(vectors(n))
     out = line_room(n)
@@ -295,10 +295,10 @@ def test_a_step_with_a_payload_is_decoding_it_and_the_step(
 
 
 @given(st.data())
-@pytest.mark.parametrize("past_from", [0, PAST_BYTES_MIN])
 def test_a_merge_in_one_pass_is_decoding_summing_and_encoding(
-    compiled: Kernels, past_from: int, data: st.DataObject
+    compiled: Kernels, data: st.DataObject
 ) -> None:
+    past_from = data.draw(PAST)
     n, count = data.draw(SIZES), data.draw(st.integers(1, 4))
     sent = [unaligned(data.draw(payloads(n))) for _ in range(count)]
     factors = np.array(data.draw(st.lists(FACTORS, min_size=count, max_size=count)), np.float32)
