@@ -207,20 +207,13 @@ def inverse_of(scale: Any) -> Any:
 @inlined
 def encode_part(x: Any, rest: Any, start: int, stop: int, codes: Any, at: int, scale: Any) -> None:
     """Encode x[start:stop] of a block with this scale at codes[at:]; ``rest``, which may be ``x``,
-    gets what that loses."""
+    gets what that loses. Only with TOP_SCALE are there codes to clip."""
     inverse = inverse_of(scale)
-    if scale >= TOP_SCALE:
-        for i in range(stop - start):
-            one = x[start + i]
-            code = min(max(np.rint(one * inverse), -LEVELS), LEVELS)
-            codes[at + i] = np.int8(code)
-            rest[start + i] = one - code * scale
-    else:
-        for i in range(stop - start):
-            one = x[start + i]
-            code = np.rint(one * inverse)
-            codes[at + i] = np.int8(code)
-            rest[start + i] = one - code * scale
+    for i in range(stop - start):
+        one = x[start + i]
+        code = min(max(np.rint(one * inverse), -LEVELS), LEVELS)
+        codes[at + i] = np.int8(code)
+        rest[start + i] = one - code * scale
 
 
 @inlined
