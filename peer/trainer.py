@@ -273,7 +273,7 @@ class Trainer:
             await turn.ours()
             process = self._running()
             part = self._part(self._shared().inward, fragment)
-            _fill(part, delta)
+            await _filled(part, delta)
             question = AddIn(self._next_ticket(), fragment)
             return (await turn.ask(process, question, Added)).step
 
@@ -414,11 +414,7 @@ class Trainer:
         await self._anchoring.ours()
         process = self._running()
         if anchor is not None:
-            region = self._shared().anchor.array
-            if anchor.size > INLINE_COPY_MAX:
-                await asyncio.to_thread(_fill, region, anchor)
-            else:
-                _fill(region, anchor)
+            await _filled(self._shared().anchor.array, anchor)
         return process
 
 
@@ -434,6 +430,20 @@ def _fill(target: Vector, source: Vector) -> None:
             f"expected {target.size} float32, not {source.dtype} of shape {source.shape}"
         )
     np.copyto(target, source)
+
+
+async def _filled(target: Vector, source: Vector) -> None:
+    """As `_fill`; a thread that copies is waited for by who is cancelled, too: the next to have
+    this memory writes to it."""
+    if source.size <= INLINE_COPY_MAX:
+        _fill(target, source)
+        return
+    job = asyncio.get_running_loop().run_in_executor(None, _fill, target, source)
+    try:
+        await asyncio.shield(job)
+    finally:
+        while not job.done():
+            await asyncio.wait((job,))
 
 
 async def _copied(source: Vector) -> Vector:
