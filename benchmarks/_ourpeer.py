@@ -24,7 +24,7 @@ from _plainworker import PlainWorker
 
 from dugnad.averaging import formats as fm
 from dugnad.averaging.buffers import AnchorState
-from dugnad.averaging.codecs import CODECS, COMMIT_CODECS
+from dugnad.averaging.codecs import CODECS, commit_codecs
 from dugnad.averaging.events import HandIn, Merge, Merged
 from dugnad.averaging.fragments import FragmentTable, TensorSpec, build_table
 from dugnad.averaging.outer import bits_of
@@ -159,7 +159,7 @@ class OurPeer:
                 groups=tuple(self._table.merge_groups(p)),
                 rule="mean",
                 hand_in_codec=self._codec,
-                commit_codec=self._codec if self._codec in COMMIT_CODECS else "int8",
+                commit_codec=self._codec if self._codec in commit_codecs("int8") else "int8",
                 eta_bits=bits_of(1.0),
                 mu_bits=bits_of(0.0),
             )
