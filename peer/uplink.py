@@ -32,7 +32,8 @@ RISE: Final = 1.05
 USED: Final = 0.6
 """While something is under way all the time, the pace rises only where so much of it arrives."""
 FALL_MIN: Final = 0.5
-"""In one look it falls by half at most: one lost packet can hold up everything behind it."""
+"""In one look it falls by half at most: one lost packet can hold up everything behind it. Half of
+what the pace was before it began to fall is soon tried again: a stall is not a slower line."""
 STEP_S: Final = 0.025
 """Of the pace sent in one go: what waits for its turn takes up room of the others."""
 STEP_BYTES_MIN: Final = 4 << 10
@@ -66,6 +67,9 @@ class Uplink:
         self._judged_at = float("-inf")
         self._paced = False
         self._rising = True
+        self._falling = False
+        self._tried = 0.0
+        """Up to this pace it rises quickly after a fall."""
 
     @property
     def full(self) -> bool:
@@ -132,16 +136,21 @@ class Uplink:
         long = now - since >= SPAN_MIN_S
         given = (arrived - before) / (now - since) if long else 0.0
         if long and self._fitting(now) < FULL:
-            self._rising = False
+            if not self._falling:
+                self._tried = FALL_MIN * self.rate
+            self._rising, self._falling = False, True
             fitting = max(PACE * given, FALL_MIN * self.rate, RATE_MIN)
             self.rate = min(self.rate, fitting)
         elif self._paced and (drained or given >= USED * self.rate / self._rise):
+            self._falling = False
             self.rate = min(RATE_MAX, self.rate * self._rise)
         self.bucket.rate = self.rate
 
     @property
     def _rise(self) -> float:
-        return RISE_FIRST if self._rising else RISE
+        if self._rising:
+            return RISE_FIRST
+        return max(RISE, min(RISE_FIRST, self._tried / self.rate))
 
     def _fitting(self, now: float) -> int:
         return max(0, self._window() - self.under_way(now))

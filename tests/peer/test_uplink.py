@@ -88,6 +88,19 @@ def test_a_line_that_halves_or_doubles_is_followed_within_five_seconds_of_sendin
     assert max(line.queues) < 0.6
 
 
+def test_a_line_that_all_but_stood_still_for_a_while_is_soon_used_again() -> None:
+    line = Line(lambda now: 20_000.0 if 10.0 < now < 12.0 else 250_000.0)
+    line.run(12.0)
+    line.run(1.0)  # what was sent meanwhile takes its time
+    assert line.uplink.rate < 0.1 * 250_000.0
+    line.queues.clear()
+    line.run(2.0)
+    assert line.uplink.rate > 0.4 * 250_000.0
+    line.run(8.0)
+    assert line.uplink.rate == pytest.approx(250_000.0, rel=0.35)
+    assert max(line.queues) < 0.3
+
+
 def test_a_noisy_line_neither_starves_nor_floods() -> None:
     rng = random.Random(1)
     line = Line(lambda now: 250_000.0 * rng.uniform(0.5, 1.5))
