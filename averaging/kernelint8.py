@@ -18,8 +18,10 @@ from dugnad.averaging.kernelparts import (
     REFUSED,
     ROWS,
     SUMS,
+    ZERO,
     add_squares,
     after,
+    begin_block,
     clear,
     codes_at,
     encode_part,
@@ -31,10 +33,8 @@ from dugnad.averaging.kernelparts import (
     largest,
     octets_at,
     put,
-    put_scale,
     scale_bits,
     scale_in,
-    scale_of,
     settled,
     streamed_all,
 )
@@ -63,11 +63,9 @@ def int8_rest(x, xbits, out, codes, rest, n):  # type: ignore[no-untyped-def]
     at = 0
     for start in range(0, n, BLOCK):
         stop = min(start + BLOCK, n)
-        top = largest(xbits, start, stop)
-        if top > LARGEST:
+        scale = begin_block(xbits, start, stop, out, at)
+        if scale < ZERO:
             return REFUSED
-        scale = scale_of(top)
-        put_scale(out, at, scale)
         encode_part(x, rest, start, stop, codes, at + 4, scale)
         at += 4 + stop - start
     return 0
@@ -90,11 +88,9 @@ def hand_in(ref, theta, residual, out, codes, rest, bench, benchbits, sums, lane
         _add_block(bench, length, lanes)
         for i in range(length):
             bench[i] = residual[start + i] + bench[i]
-        top = largest(benchbits, 0, length)
-        if top > LARGEST:
+        scale = begin_block(benchbits, 0, length, out, at)
+        if scale < ZERO:
             return REFUSED
-        scale = scale_of(top)
-        put_scale(out, at, scale)
         at += 4
         for first in range(0, length, PIECE):
             last = min(first + PIECE, length)
@@ -115,12 +111,10 @@ def int8_encode(x, xbits, out, codes, n):  # type: ignore[no-untyped-def]
     at = 0
     for start in range(0, n, BLOCK):
         length = min(BLOCK, n - start)
-        top = largest(xbits, start, start + length)
-        if top > LARGEST:
+        scale = begin_block(xbits, start, start + length, out, at)
+        if scale < ZERO:
             return REFUSED
-        scale = scale_of(top)
         inverse = inverse_of(scale)
-        put_scale(out, at, scale)
         at += 4
         for i in range(length):
             code = min(max(np.rint(x[start + i] * inverse), -LEVELS), LEVELS)
@@ -255,11 +249,9 @@ def int8_merge(  # type: ignore[no-untyped-def]
             place = places[k] + leaf
             data, source = octets_at(place), codes_at(place)
             _add_decoded(data, source, at, factors[k], k == 0, bench, 0, length)
-        top = largest(benchbits, 0, length)
-        if top > LARGEST:
+        scale = begin_block(benchbits, 0, length, out, at)
+        if scale < ZERO:
             return REFUSED
-        scale = scale_of(top)
-        put_scale(out, at, scale)
         at += 4
         for first in range(0, length, PIECE):
             last = min(first + PIECE, length)

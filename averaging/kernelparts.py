@@ -205,6 +205,16 @@ def inverse_of(scale: Any) -> Any:
 
 
 @inlined
+def begin_block(bits: Any, start: int, stop: int, out: Any, at: int) -> Any:
+    """Put the scale of the block with these bits at out[at:]; returns it, or less than 0 for a
+    block that is not finite."""
+    top = largest(bits, start, stop)
+    scale = scale_of(top)
+    put_scale(out, at, scale)
+    return scale if top <= LARGEST else -ONE
+
+
+@inlined
 def encode_part(x: Any, rest: Any, start: int, stop: int, codes: Any, at: int, scale: Any) -> None:
     """Encode x[start:stop] of a block with this scale at codes[at:]; ``rest``, which may be ``x``,
     gets what that loses. Only with TOP_SCALE are there codes to clip."""

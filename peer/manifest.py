@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from dugnad.averaging.codecs import CODECS, HAND_IN_ONLY
+from dugnad.averaging.codecs import CODECS, commit_codecs
 from dugnad.averaging.coverage import UNIT_SEQUENCES_MAX
 from dugnad.averaging.fragments import FragmentError, FragmentTable, build_table
 from dugnad.averaging.merge import RULES
@@ -438,13 +438,11 @@ def _exchange_faults(m: Manifest) -> str:
         return error.reason
     if outer.rule not in RULES:
         return f"the merging rule {outer.rule!r} is unknown"
-    if exchange.commit_codec in HAND_IN_ONLY or (
-        exchange.commit_codec == "int4" and leanest_commit(m) != "int4"
-    ):
-        return f"the codec {exchange.commit_codec!r} is too coarse for commits"
     for codec in (exchange.hand_in_codec, exchange.commit_codec):
         if codec not in CODECS:
             return f"the codec {codec!r} is unknown"
+    if exchange.commit_codec not in commit_codecs(leanest_commit(m)):
+        return f"the codec {exchange.commit_codec!r} is too coarse for commits"
     return (
         _outside("steps_per_merge", exchange.steps_per_merge, 1, STEPS_MAX)
         or _outside("merge_floor_ms", exchange.merge_floor_ms, 1, FLOOR_MS_MAX)
